@@ -1,0 +1,324 @@
+"""The `full` cost model: seconds per lane of one decode step and of the prefill of one batch.
+
+Every lane's seconds are `Affine` in the unknowns of the search (bytes on each level, binary choices), for fixed
+batch, micro-batches and places of computation. A step takes as long as its busiest lane (the extension of Eq. 12 to
+all lanes), or the sum of copy and computation where a single weight buffer forbids overlap. What no lane shows: waits
+between lanes, which the simulator prices.
+
+Legend: N batch, n_ub micro-batches, n_p prefill micro-batches, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hrm import cost
+from hrm.affine import Affine, Number, total
+from hrm.rates import Rates
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
+
+__all__ = ["Batch", "Lanes", "decode_lanes", "prefill_lanes"]
+
+KERNELS_PER_LAYER = 12
+"""Kernel launches of a layer and micro-batch: norms, projections, rotary, attention, router, grouped experts (counted by hand)."""
+
+# Names of the unknowns; bytes unless said otherwise.
+EXPERTS_ON_GPU = "experts_on_gpu"
+EXPERTS_ON_DISK = "experts_on_disk"
+KV_ON_GPU = "kv_on_gpu"
+KV_ON_DISK = "kv_on_disk"
+RING = "ring"  # bytes of expert ring, per layer
+DENSE = "dense_on_gpu"  # binary
+HEAD = "lm_head_on_gpu"  # binary
+EMBEDDING = "embedding_on_gpu"  # binary
+RING_SLOTS = "ring_slots"  # binary: weight_slots = "experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What is fixed before the program: batch, micro-batches, where decode computes. Counts may be arrays.
+
+    Attributes
+    ----------
+    size, micro_batches : float or ndarray
+        N and n_ub.
+    attention_on_gpu, ffn_on_gpu : bool
+        A_g and F_g.
+    """
+
+    size: Number
+    micro_batches: Number
+    attention_on_gpu: bool
+    ffn_on_gpu: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Seconds per lane of one pass over the layers [s].
+
+    Attributes
+    ----------
+    always : dict of str to Affine
+        gpu, cpu, host_to_device, device_to_host, disk, cpu_memory.
+    when_staged : dict of str to Affine
+        Lanes that count only where weights are not pinned: staging, and CPU memory with the staging copies in it.
+    weight_copies : Affine
+        Part of host_to_device that moves weights.
+    attention_phase : dict of str to Affine
+        Lanes while no expert runs: with a ring of experts these add to the copies that do not fit the ring.
+    bytes_moved : dict of str to Affine
+        Bytes per lane, for the report [byte].
+    """
+
+    always: dict[str, Affine]
+    when_staged: dict[str, Affine]
+    weight_copies: Affine
+    attention_phase: dict[str, Affine]
+    bytes_moved: dict[str, Affine]
+
+
+def _layer_seconds(
+    scenario: Scenario, rates: Rates, tokens: Number, phase: str, *, experts: bool
+) -> tuple[Number, Number]:
+    """GPU seconds of one micro-batch over all layers, without attention: (everything but experts, experts) [s]."""
+    model, formats = scenario.model, scenario.formats
+    which = "prefill" if phase == "prefill" else "decode"
+
+    def seconds(work: cost.Work) -> Number:
+        return rates.gpu_seconds(work, which)  # type: ignore[arg-type]
+
+    every_layer = (
+        seconds(cost.norms(model, formats, tokens))
+        + seconds(cost.qkv_projection(model, formats, tokens))
+        + seconds(cost.output_projection(model, formats, tokens))
+        + KERNELS_PER_LAYER * rates.launch_s
+        + rates.overhead_s
+    )
+    rest = model.n_layers * every_layer
+    if model.n_moe_layers:
+        rest = rest + model.n_moe_layers * (
+            seconds(cost.router(model, formats, tokens)) + seconds(cost.shared_expert(model, formats, tokens))
+        )
+        rest = rest + model.n_dense_layers * seconds(cost.dense_mlp(model, formats, tokens))
+    expert = model.streamed_layers * seconds(cost.routed_experts(model, formats, tokens)) if experts else 0.0
+    return rest, expert
+
+
+def _all_reduce(scenario: Scenario, rates: Rates, tokens: Number) -> tuple[Number, Number]:
+    """Two all-reduces per layer of the hidden states: (GPU seconds, bytes through each direction of the host)."""
+    gpus = rates.gpus
+    if gpus == 1:
+        return 0.0, 0.0
+    values = 2.0 * scenario.model.n_layers * tokens * scenario.model.hidden_size
+    volume = 2.0 * (gpus - 1) / gpus * values * scenario.formats.activation_bytes  # per GPU, each way
+    if rates.all_reduce_bytes_per_s is not None:
+        return volume / rates.all_reduce_bytes_per_s, 0.0
+    through_host = volume * gpus
+    return through_host / min(rates.h2d_bytes_per_s, rates.d2h_bytes_per_s), through_host
+
+
+def _copy_lanes(
+    rates: Rates, h2d_bytes: Affine, d2h_bytes: Affine, h2d_copies: Number, d2h_copies: Number
+) -> tuple[Affine, Affine]:
+    """Seconds of both directions: each loses part of its rate while the other is busy, and pays per copy."""
+    h2d = h2d_bytes / rates.h2d_bytes_per_s + h2d_copies * rates.copy_s
+    d2h = d2h_bytes / rates.d2h_bytes_per_s + d2h_copies * rates.copy_s
+    return h2d + d2h * rates.h2d_loss, d2h + h2d * rates.d2h_loss
+
+
+def _streamed_weights(sizes: Sizes, *, experts: bool) -> tuple[Affine, Affine]:
+    """Bytes a pass copies to the GPU: (expert weights, everything else that is streamed)."""
+    expert = sizes.streamed_bytes - Affine.of(EXPERTS_ON_GPU) if experts else Affine()
+    other = total(
+        [
+            sizes.dense_bytes - Affine.of(DENSE, sizes.dense_bytes),
+            sizes.lm_head_bytes - Affine.of(HEAD, sizes.lm_head_bytes),
+        ]
+    )
+    return expert, other
+
+
+def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -> Lanes:
+    """Lanes of one decode step of the whole batch at its mean context.
+
+    Parameters
+    ----------
+    scenario, sizes, rates
+        Inputs and what was derived from them.
+    batch : Batch
+        N, n_ub, A_g, F_g; arrays for many at once.
+
+    Returns
+    -------
+    Lanes
+        Seconds per step [s], affine in the unknowns.
+    """
+    model, formats = scenario.model, scenario.formats
+    n, n_ub, layers = batch.size, batch.micro_batches, model.n_layers
+    tokens = n / n_ub
+    activation = formats.activation_bytes
+    capacity = kv_capacity_bytes(scenario, sizes, n)
+    read_per_byte = n * sizes.kv_read_bytes_per_request / capacity  # a step reads less than the cache may grow to
+    off_gpu = 1.0 - Affine.of(KV_ON_GPU, 1.0 / capacity)  # share of the KV cache, hence of the requests
+    kv_read_off_gpu = (capacity - Affine.of(KV_ON_GPU)) * read_per_byte
+    per_byte = cost.attention_decode_per_kv_byte(model, formats)
+    gpu_per_byte = rates.gpu_seconds(per_byte, "decode")
+
+    # GPU
+    rest, expert = _layer_seconds(scenario, rates, tokens, "decode", experts=batch.ffn_on_gpu)
+    head = n_ub * rates.gpu_seconds(cost.lm_head(model, formats, tokens), "decode")
+    gather = rates.gpu_seconds(cost.embedding(model, formats, n), "decode")
+    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n)
+    if batch.attention_on_gpu:
+        attention = Affine(capacity * read_per_byte * gpu_per_byte)
+    else:
+        attention = Affine.of(KV_ON_GPU, read_per_byte * gpu_per_byte)
+    gpu_rest = attention + (n_ub * rest + head + gather + reduce_s)
+    gpu = gpu_rest + n_ub * expert
+    if batch.ffn_on_gpu:
+        # A ring of experts applies each expert to the whole batch at once: it reads its weights once, not n_ub times.
+        at_once = model.streamed_layers * rates.gpu_seconds(cost.routed_experts(model, formats, n), "decode")
+        gpu = gpu + Affine.of(RING_SLOTS, at_once - n_ub * expert)
+
+    # CPU
+    cpu = Affine()
+    if not batch.attention_on_gpu:
+        cpu = cpu + kv_read_off_gpu * rates.cpu_attention_seconds(per_byte)
+    cpu_attention = cpu
+    expert_dram: Number = 0.0
+    if not batch.ffn_on_gpu:
+        work = cost.routed_experts(model, formats, tokens)
+        cpu = cpu + n_ub * model.streamed_layers * rates.cpu_seconds(work)
+        expert_dram = n_ub * model.streamed_layers * work.bytes_touched
+
+    # Copies: weights, D1 (QKV up to the CPU), D2 (hidden states back), D4 (KV), hidden states around CPU experts
+    expert_weights, other_weights = _streamed_weights(sizes, experts=batch.ffn_on_gpu)
+    weights = expert_weights + other_weights
+    row = n * model.hidden_size * activation
+    h2d_bytes = weights + (row - Affine.of(EMBEDDING, row)) + reduce_bytes
+    d2h_bytes = Affine(reduce_bytes)
+    if batch.attention_on_gpu:
+        h2d_bytes = h2d_bytes + kv_read_off_gpu
+        d2h_bytes = d2h_bytes + off_gpu * (n * sizes.kv_new_bytes_per_token)
+    else:
+        h2d_bytes = h2d_bytes + off_gpu * (n * layers * cost.attention_result_values(model) * activation)
+        d2h_bytes = d2h_bytes + off_gpu * (n * layers * cost.qkv_values(model) * activation)
+    if not batch.ffn_on_gpu:
+        h2d_bytes = h2d_bytes + row * model.streamed_layers
+        d2h_bytes = d2h_bytes + row * model.streamed_layers
+    h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_ub * layers, n_ub * layers * 1.0)
+
+    disk, disk_bytes = Affine(), Affine()
+    if rates.disk_read_bytes_per_s:
+        reads = Affine.of(EXPERTS_ON_DISK) + Affine.of(KV_ON_DISK, read_per_byte)
+        writes = Affine.of(KV_ON_DISK, n * sizes.kv_new_bytes_per_token / capacity)
+        disk = reads / rates.disk_read_bytes_per_s + writes / rates.disk_write_bytes_per_s
+        disk_bytes = reads + writes
+
+    attention_dram = kv_read_off_gpu if not batch.attention_on_gpu else Affine()
+    dram = h2d_bytes + d2h_bytes + disk_bytes + attention_dram + expert_dram
+    staged = expert_weights - Affine.of(EXPERTS_ON_DISK, 1.0 if batch.ffn_on_gpu else 0.0) + other_weights
+    return Lanes(
+        always={
+            "gpu": gpu,
+            "cpu": cpu,
+            "host_to_device": h2d,
+            "device_to_host": d2h,
+            "disk": disk,
+            "cpu_memory": dram / rates.cpu_bytes_per_s,
+        },
+        when_staged={
+            "staging": staged / rates.staging_bytes_per_s,
+            "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
+        },
+        weight_copies=weights / rates.h2d_bytes_per_s,
+        attention_phase={"gpu": gpu_rest, "cpu": cpu_attention},
+        bytes_moved={
+            "host_to_device": h2d_bytes,
+            "device_to_host": d2h_bytes,
+            "disk": disk_bytes,
+            "cpu_memory": dram,
+            "staging": staged,
+        },
+    )
+
+
+def prefill_lanes(
+    scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch, prefill_micro_batches: Number, *, ring: bool
+) -> Lanes:
+    """Lanes of the prefill of one batch: all computation on the GPU, micro-batch by micro-batch, KV offloaded.
+
+    Weights are copied once for all micro-batches (zigzag order), the hidden states of all prompts waiting in CPU
+    memory; with a ring of experts every micro-batch copies them again, and nothing waits.
+
+    Parameters
+    ----------
+    prefill_micro_batches : float or ndarray
+        n_p.
+    ring : bool
+        Weights come through a ring of experts.
+
+    Returns
+    -------
+    Lanes
+        Seconds per batch [s].
+    """
+    model, formats = scenario.model, scenario.formats
+    n, n_p, layers = batch.size, prefill_micro_batches, model.n_layers
+    tokens = n * sizes.prompt_tokens / n_p
+    activation = formats.activation_bytes
+    capacity = kv_capacity_bytes(scenario, sizes, n)
+    off_gpu = 1.0 - Affine.of(KV_ON_GPU, 1.0 / capacity)
+    prompt_kv = n * sizes.kv_prompt_bytes_per_request
+
+    rest, expert = _layer_seconds(scenario, rates, tokens, "prefill", experts=True)
+    attention: Number = 0.0
+    for kind in model.layer_kinds:
+        pairs = n / n_p * sizes.prompt_pairs_by_window[kind.window]
+        work = cost.attention_prefill(model, formats, tokens, pairs)
+        attention = attention + kind.count * rates.gpu_seconds(work, "prefill")
+    head = rates.gpu_seconds(cost.lm_head(model, formats, n / n_p), "prefill")
+    gather = rates.gpu_seconds(cost.embedding(model, formats, n * sizes.prompt_tokens), "prefill")
+    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n * sizes.prompt_tokens)
+    gpu = Affine(n_p * (rest + expert + attention + head) + gather + reduce_s)
+
+    passes = n_p if ring else 1.0
+    expert_weights, other_weights = _streamed_weights(sizes, experts=True)
+    weights = (expert_weights + other_weights) * passes
+    row = n * sizes.prompt_tokens * model.hidden_size * activation
+    waiting = 0.0 * row if ring else np.where(np.asarray(n_p) > 1, row * (layers - 1.0), 0.0)
+    h2d_bytes = weights + waiting + (row - Affine.of(EMBEDDING, row)) + reduce_bytes
+    d2h_bytes = off_gpu * prompt_kv + waiting + reduce_bytes
+    h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_p * layers, 2.0 * n_p * layers)
+    disk, disk_bytes = Affine(), Affine()
+    if rates.disk_read_bytes_per_s:
+        reads, writes = Affine.of(EXPERTS_ON_DISK) * passes, Affine.of(KV_ON_DISK, prompt_kv / capacity)
+        disk = reads / rates.disk_read_bytes_per_s + writes / rates.disk_write_bytes_per_s
+        disk_bytes = reads + writes
+    dram = h2d_bytes + d2h_bytes + disk_bytes
+    staged = weights - Affine.of(EXPERTS_ON_DISK) * passes
+    return Lanes(
+        always={
+            "gpu": gpu,
+            "cpu": Affine(),
+            "host_to_device": h2d,
+            "device_to_host": d2h,
+            "disk": disk,
+            "cpu_memory": dram / rates.cpu_bytes_per_s,
+        },
+        when_staged={
+            "staging": staged / rates.staging_bytes_per_s,
+            "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
+        },
+        weight_copies=weights / rates.h2d_bytes_per_s,
+        attention_phase={},
+        bytes_moved={
+            "host_to_device": h2d_bytes,
+            "device_to_host": d2h_bytes,
+            "disk": disk_bytes,
+            "cpu_memory": dram,
+            "staging": staged,
+        },
+    )

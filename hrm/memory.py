@@ -1,0 +1,209 @@
+"""Peak bytes per memory level and phase, as named terms: what a plan says it needs is what it needs.
+
+Every term is `Affine` in the unknowns of the search. GPU bytes are those of all GPUs of a tensor-parallel group
+together: matrices and KV cache are split over it, activations of full width and the CUDA context are on each.
+Pinned buffers have fixed sizes, rounded up as the allocator does; weights are pinned in place, page by page.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from hrm import cost
+from hrm.affine import Affine, Number
+from hrm.full_cost import (
+    DENSE,
+    EMBEDDING,
+    EXPERTS_ON_DISK,
+    EXPERTS_ON_GPU,
+    HEAD,
+    KV_ON_DISK,
+    KV_ON_GPU,
+    RING_SLOTS,
+    Batch,
+)
+from hrm.profile import HardwareProfile
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, worst_prompt_tokens
+from hrm.units import GIB, MIB
+
+__all__ = ["Terms", "cpu_terms", "disk_terms", "gpu_terms", "limit_bytes", "pinned_terms"]
+
+Terms: TypeAlias = dict[str, Affine]
+
+EXPERT_SLOTS = "expert_slots"  # bytes of GPU buffers for streamed experts
+DENSE_SLOTS = "dense_slots"  # bytes of GPU buffers for streamed non-expert weights
+
+GPU_RESERVE_SHARE = 0.03
+"""Of usable GPU memory, kept free for fragmentation and what libraries allocate (estimated, no public source)."""
+
+HEAD_BUFFER_BYTES = 256 * MIB
+"""A streamed lm_head comes in two pieces of at most this size."""
+
+STAGING_BUFFER_BYTES = 4 * 128 * MIB
+"""Pinned ring through which pageable weights and disk reads reach the link: four pieces of 128 MiB."""
+
+PIPELINE_DEPTH = 3
+"""Micro-batches whose QKV or attention results are in flight: two looked ahead, one in use (Algorithm 1)."""
+
+
+def limit_bytes(profile: HardwareProfile) -> dict[str, float]:
+    """Plannable bytes per level [byte]: usable GPU memory of all GPUs, CPU memory less the reserve, disk size."""
+    return {
+        "gpu": profile.gpu.count * profile.gpu.usable_memory_bytes,
+        "cpu": profile.cpu.memory_bytes - profile.cpu.reserved_bytes,
+        "disk": profile.disk.size_bytes if profile.disk else 0.0,
+    }
+
+
+def _power_of_two(size: Number) -> Number:
+    """Size rounded up to a power of two, as page-locked allocators do [byte]."""
+    return np.exp2(np.ceil(np.log2(np.maximum(size, 1.0))))
+
+
+def _layer_activations(scenario: Scenario, tokens: Number) -> Number:
+    """Bytes alive at the widest point of one layer for `tokens` tokens, on all GPUs of the group."""
+    model, gpus = scenario.model, scenario.profile.gpu.count
+    value = scenario.formats.activation_bytes
+    hidden = 2.0 * model.hidden_size * gpus  # the residual stream and its normalised copy are on every GPU
+    attention = cost.qkv_values(model) + cost.attention_result_values(model)
+    expert = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
+    widths = [attention, model.streamed_top_k * expert + model.mlp_matrices * model.shared_ffn]
+    if model.n_dense_layers and model.is_moe:
+        widths.append(model.mlp_matrices * model.dense_ffn)
+    return tokens * ((hidden + max(widths)) * value)
+
+
+def _logits(scenario: Scenario, requests: Number) -> Number:
+    """Bytes of the logits of one micro-batch in float32, plus a copy for sampling."""
+    return requests * (8.0 * scenario.model.vocab_size)
+
+
+def gpu_terms(
+    scenario: Scenario,
+    sizes: Sizes,
+    batch: Batch,
+    *,
+    phase: str,
+    requests: Number,
+    tokens: Number,
+) -> Terms:
+    """GPU bytes of one phase [byte].
+
+    Parameters
+    ----------
+    batch : Batch
+        N, n_ub, A_g, F_g.
+    phase : {"prefill", "decode"}
+    requests, tokens : float or ndarray
+        What one micro-batch of this phase holds at most: requests; tokens (prefill: prompt tokens, decode: prompt and
+        generated tokens, whose KV cache two slots hold where attention needs it on the GPU).
+    """
+    model, profile, value = scenario.model, scenario.profile, scenario.formats.activation_bytes
+    n, gpus = batch.size, profile.gpu.count
+    capacity = kv_capacity_bytes(scenario, sizes, n)
+    terms: Terms = {
+        "resident expert weights": Affine.of(EXPERTS_ON_GPU),
+        "non-expert weights": Affine.of(DENSE, sizes.dense_bytes),
+        "embedding": Affine.of(EMBEDDING, sizes.embedding_bytes),
+        "lm_head": Affine.of(HEAD, 0.0 if sizes.tied else sizes.lm_head_bytes),
+        "non-expert weight slots": Affine.of(DENSE_SLOTS),
+        "KV cache": Affine.of(KV_ON_GPU),
+        "CUDA context": Affine(gpus * profile.gpu.context_bytes),
+        "reserve": Affine(gpus * profile.gpu.usable_memory_bytes * GPU_RESERVE_SHARE),
+    }
+    head_buffer = min(sizes.lm_head_bytes, 2.0 * HEAD_BUFFER_BYTES)
+    terms["lm_head buffers"] = head_buffer - Affine.of(HEAD, head_buffer)
+    if phase == "prefill" or batch.ffn_on_gpu:
+        terms["expert weight slots"] = Affine.of(EXPERT_SLOTS)
+    if phase == "prefill":
+        boundary = 2.0 * tokens * model.hidden_size * value * gpus  # one micro-batch in, one out, while one computes
+        new_kv = 2.0 * tokens * sizes.kv_new_bytes_per_token / model.n_layers
+        terms["activations"] = Affine(
+            np.maximum(_layer_activations(scenario, tokens) + boundary, _logits(scenario, requests)) + new_kv
+        )
+        return terms
+    flight = 0.0
+    if not batch.attention_on_gpu:
+        flight = PIPELINE_DEPTH * (cost.qkv_values(model) + cost.attention_result_values(model)) * value
+    terms["activations"] = Affine(
+        np.maximum(_layer_activations(scenario, requests) + requests * flight, _logits(scenario, requests))
+    )
+    # With a ring of experts the whole batch is between attention and experts at once: input and float32 sum per token.
+    row = model.hidden_size * gpus
+    terms["hidden states of the batch"] = n * (row * value) + Affine.of(RING_SLOTS, n * (row * (value + 4.0)))
+    if batch.attention_on_gpu:
+        # Two micro-batches' KV of one layer: one read while the next one arrives. As full as the budget allows.
+        worst = tokens * (sizes.kv_bytes_per_request / (sizes.prompt_tokens + sizes.generation_length))
+        slots = 2.0 * worst / model.n_layers
+        terms["KV slots"] = slots - Affine.of(KV_ON_GPU, slots / capacity)
+    return terms
+
+
+def pinned_terms(scenario: Scenario, batch: Batch, requests: Number) -> Terms:
+    """Page-locked buffers of fixed size in CPU memory [byte], rounded up to powers of two as the allocator does.
+
+    Parameters
+    ----------
+    requests : float or ndarray
+        Requests of a micro-batch in decode.
+    """
+    model, value = scenario.model, scenario.formats.activation_bytes
+    terms: Terms = {"weight staging buffers": Affine(STAGING_BUFFER_BYTES + 0.0 * requests)}
+    if not batch.attention_on_gpu:
+        rows = _power_of_two(requests * cost.qkv_values(model) * value) + _power_of_two(
+            requests * cost.attention_result_values(model) * value
+        )
+        terms["QKV and hidden-state buffers"] = Affine(PIPELINE_DEPTH * rows)
+    if not batch.ffn_on_gpu:
+        rows = 2.0 * _power_of_two(requests * model.hidden_size * value)
+        terms["expert input and output buffers"] = Affine(PIPELINE_DEPTH * rows)
+    return terms
+
+
+def cpu_terms(
+    scenario: Scenario, sizes: Sizes, batch: Batch, *, requests: Number, prefill_micro_batches: Number
+) -> Terms:
+    """CPU bytes at the peak [byte]: the end of prefill, when hidden states and the whole KV cache are there.
+
+    Parameters
+    ----------
+    requests : float or ndarray
+        Requests of a micro-batch in decode.
+    prefill_micro_batches : float or ndarray
+        With more than one, the hidden states of all prompts wait in CPU memory.
+    """
+    model, value = scenario.model, scenario.formats.activation_bytes
+    n = batch.size
+    capacity = kv_capacity_bytes(scenario, sizes, n)
+    waiting = worst_prompt_tokens(scenario, n) * (model.hidden_size * value)
+    head = 0.0 if sizes.tied else sizes.lm_head_bytes
+    terms: Terms = {
+        "expert weights": sizes.streamed_bytes - Affine.of(EXPERTS_ON_GPU) - Affine.of(EXPERTS_ON_DISK),
+        "non-expert weights": sizes.dense_bytes - Affine.of(DENSE, sizes.dense_bytes),
+        "embedding": sizes.embedding_bytes - Affine.of(EMBEDDING, sizes.embedding_bytes),
+        "lm_head": head - Affine.of(HEAD, head),
+        "KV cache": capacity - Affine.of(KV_ON_GPU) - Affine.of(KV_ON_DISK),
+        "hidden states of all prompts": Affine(np.where(np.asarray(prefill_micro_batches) > 1, waiting, 0.0)),
+    }
+    terms.update(pinned_terms(scenario, batch, requests))
+    # Requests and rows are cut to whole ones: one row of each layer may be kept twice.
+    row = model.hidden_size * 2.0 * sizes.streamed_layers
+    terms["rounding of cuts"] = Affine(row)
+    return terms
+
+
+def disk_terms() -> Terms:
+    """Disk bytes [byte]: expert weights read from it in every pass, and whole requests of KV cache."""
+    return {"expert weights": Affine.of(EXPERTS_ON_DISK), "KV cache": Affine.of(KV_ON_DISK)}
+
+
+def describe_limit(profile: HardwareProfile, level: str) -> str:
+    """How a limit comes about, in words."""
+    if level == "gpu":
+        count = f"{profile.gpu.count} x " if profile.gpu.count > 1 else ""
+        return f"{count}{profile.gpu.usable_memory_bytes / GIB:.2f} GiB usable"
+    if level == "cpu":
+        return f"{profile.cpu.memory_bytes / GIB:.2f} GiB less {profile.cpu.reserved_bytes / GIB:.2f} GiB reserved"
+    return "disk size"

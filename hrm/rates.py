@@ -1,0 +1,120 @@
+"""Rates: where Work meets a profile and becomes seconds.
+
+The roofline (Eq. 8): an operator takes max(FLOPs / peak, bytes / bandwidth). The GPUs of a tensor-parallel group
+act as one with their peaks added up; the link does too, up to what the host gives all of them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hrm.affine import Number
+from hrm.cost import Formats, Work
+from hrm.profile import HardwareProfile
+
+__all__ = ["Phase", "Rates", "derive_rates"]
+
+Phase = Literal["prefill", "decode"]
+
+DEQUANTISATION_FLOPS = 2.0
+"""Scale and shift per weight, on the vector units, each time a quantised weight is read for a product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What the machine delivers: peaks times the profile's efficiencies (1 where none were measured).
+
+    Attributes
+    ----------
+    gpu_flops_per_s : dict of phase to float
+        All GPUs of the group [FLOP/s].
+    gpu_vector_flops_per_s, gpu_bytes_per_s : float
+        Vector units [FLOP/s], memory [byte/s].
+    cpu_flops_per_s, cpu_attention_bytes_per_s, cpu_bytes_per_s : float
+        CPU peak [FLOP/s]; CPU memory as attention reaches it, and in all [byte/s].
+    h2d_bytes_per_s, d2h_bytes_per_s : float
+        Host-to-device and device-to-host, all GPUs together, pinned [byte/s].
+    h2d_loss, d2h_loss : float
+        Share of a direction's rate that is lost while the other direction is busy.
+    staging_bytes_per_s, disk_read_bytes_per_s, disk_write_bytes_per_s, pinning_bytes_per_s : float
+        [byte/s]; the disk's are 0 without a disk.
+    launch_s, copy_s, overhead_s : float
+        Per kernel, per copy, per micro-batch and layer [s].
+    all_reduce_bytes_per_s : float or None
+        GPU to GPU, each way; None = through the host.
+    """
+
+    gpus: int
+    gpu_flops_per_s: dict[Phase, float]
+    gpu_vector_flops_per_s: float
+    gpu_bytes_per_s: float
+    cpu_flops_per_s: float
+    cpu_attention_bytes_per_s: float
+    cpu_bytes_per_s: float
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    h2d_loss: float
+    d2h_loss: float
+    staging_bytes_per_s: float
+    pinning_bytes_per_s: float
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
+    launch_s: float
+    copy_s: float
+    overhead_s: float
+    all_reduce_bytes_per_s: float | None
+
+    def gpu_seconds(self, work: Work, phase: Phase) -> Number:
+        """Seconds of one operator on the GPU(s) [s] (Eq. 8)."""
+        compute = work.flops / self.gpu_flops_per_s[phase]
+        memory = work.bytes_touched / self.gpu_bytes_per_s
+        expand = work.dequantised * (DEQUANTISATION_FLOPS / self.gpu_vector_flops_per_s)
+        return np.maximum(compute, memory) + expand
+
+    def cpu_seconds(self, work: Work) -> Number:
+        """Seconds of one operator on the CPU with its operands in CPU memory [s] (Eq. 8)."""
+        flops = work.flops + work.dequantised * DEQUANTISATION_FLOPS
+        return np.maximum(flops / self.cpu_flops_per_s, work.bytes_touched / self.cpu_bytes_per_s)
+
+    def cpu_attention_seconds(self, work: Work) -> Number:
+        """Seconds of attention on the CPU [s]; its memory rate has an efficiency of its own."""
+        flops = work.flops + work.dequantised * DEQUANTISATION_FLOPS
+        return np.maximum(flops / self.cpu_flops_per_s, work.bytes_touched / self.cpu_attention_bytes_per_s)
+
+
+def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
+    """Rates of a profile for the given number formats; without efficiencies everything works from peaks."""
+    gpus, shares, link = profile.gpu.count, profile.efficiency, profile.link
+    peak = gpus * profile.gpu.peak(formats.compute)
+    vector = gpus * profile.gpu.peak_flops_per_s.get("fp32", profile.gpu.peak(formats.compute))
+    totals = profile.host_totals
+
+    def together(per_device: float, host_total: float | None) -> float:
+        rate = gpus * per_device * shares.link
+        return rate if host_total is None else min(rate, host_total * shares.link)
+
+    h2d, d2h = link.host_to_device, link.device_to_host
+    return Rates(
+        gpus=gpus,
+        gpu_flops_per_s={"prefill": peak * shares.gpu_flops_prefill, "decode": peak * shares.gpu_flops_decode},
+        gpu_vector_flops_per_s=vector,
+        gpu_bytes_per_s=gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_bandwidth,
+        cpu_flops_per_s=profile.cpu.peak(formats.compute) * shares.cpu_flops,
+        cpu_attention_bytes_per_s=profile.cpu.bandwidth_bytes_per_s * shares.cpu_attention,
+        cpu_bytes_per_s=profile.cpu.bandwidth_bytes_per_s,
+        h2d_bytes_per_s=together(h2d.pinned_bytes_per_s, totals.host_to_device_bytes_per_s),
+        d2h_bytes_per_s=together(d2h.pinned_bytes_per_s, totals.device_to_host_bytes_per_s),
+        h2d_loss=1.0 - min(1.0, h2d.with_opposite_bytes_per_s / h2d.pinned_bytes_per_s),
+        d2h_loss=1.0 - min(1.0, d2h.with_opposite_bytes_per_s / d2h.pinned_bytes_per_s),
+        staging_bytes_per_s=profile.staging_bytes_per_s * shares.staging,
+        pinning_bytes_per_s=profile.pinning_bytes_per_s,
+        disk_read_bytes_per_s=profile.disk.read_bytes_per_s if profile.disk else 0.0,
+        disk_write_bytes_per_s=profile.disk.write_bytes_per_s if profile.disk else 0.0,
+        launch_s=profile.launch_latency_s,
+        copy_s=link.copy_latency_s,
+        overhead_s=shares.overhead_per_micro_batch_s,
+        all_reduce_bytes_per_s=profile.gpu_link_bytes_per_s,
+    )

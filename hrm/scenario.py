@@ -1,0 +1,200 @@
+"""Scenario: profile + model + workload + number formats, and the byte counts that follow from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hrm.affine import Number
+from hrm.cost import Formats
+from hrm.errors import InputError
+from hrm.model import ModelSpec
+from hrm.profile import HardwareProfile
+from hrm.workload import Workload
+
+__all__ = ["Scenario", "Sizes", "choose_formats", "measure_sizes"]
+
+COMPUTE_DTYPES = ("fp16", "bf16", "fp32", "fp8", "int8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything a plan depends on, apart from its choices.
+
+    Attributes
+    ----------
+    profile : HardwareProfile
+    model : ModelSpec
+    workload : Workload
+    formats : Formats
+        Storage and arithmetic formats.
+    """
+
+    profile: HardwareProfile
+    model: ModelSpec
+    workload: Workload
+    formats: Formats
+
+    def __post_init__(self) -> None:
+        longest, limit = self.workload.max_request_tokens, self.model.max_positions
+        if longest > limit:
+            raise InputError(
+                f"the longest request has {longest} tokens (prompt + generation), {self.model.name} allows {limit}",
+                where="workload",
+                way_out="shorter prompts or --gen-len, or another model",
+            )
+
+
+def choose_formats(
+    profile: HardwareProfile,
+    model: ModelSpec,
+    *,
+    weights: str | None = None,
+    kv: str | None = None,
+    compute: str | None = None,
+) -> Formats:
+    """Formats of a run: weights as in the checkpoint, arithmetic in what the GPU has.
+
+    A bf16 checkpoint computes in fp16 on a GPU without bf16 (T4); fp8 and int8 arithmetic must be asked for and then
+    needs weights of the same format, since a product runs at the peak of the format both sides share.
+
+    Raises
+    ------
+    InputError
+        The GPU does not compute in that format, or the weights do not match it.
+    """
+    if compute is None:
+        compute = model.checkpoint_dtype
+        if compute not in profile.gpu.dtypes:
+            compute = "fp16"
+    if compute not in profile.gpu.dtypes:
+        raise InputError(
+            f"{profile.gpu.name} does not compute in {compute}",
+            where="--compute-dtype",
+            way_out=f"one of {', '.join(profile.gpu.dtypes)}",
+        )
+    stored = weights or model.linear_dtype
+    if compute in ("fp8", "int8") and stored != compute:
+        raise InputError(
+            f"{compute} arithmetic needs {compute} weights, these are {stored}",
+            where="--compute-dtype",
+            way_out=f"--weights-dtype {compute}",
+        )
+    default_kv = "fp32" if compute == "fp32" else (compute if compute in ("fp16", "bf16") else "fp16")
+    if kv is None and compute in ("fp8", "int8") and "bf16" in profile.gpu.dtypes:
+        default_kv = "bf16"
+    return Formats(weights=weights, kv=kv or default_kv, compute=compute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Byte and token counts of a scenario; `per request` is the mean over the workload's requests.
+
+    Attributes
+    ----------
+    streamed_layers : int
+        Layers whose expert weights the planner places.
+    layer_expert_bytes, expert_bytes, streamed_bytes : float
+        Routed experts of one layer, one of them, and of all layers (W*L) [byte].
+    dense_bytes, largest_dense_layer_bytes : float
+        Non-expert weights of all layers, and of the largest layer [byte].
+    embedding_bytes, lm_head_bytes : float
+        Tables [byte]; where they are tied both name the same matrix.
+    kv_bytes_per_request : float
+        KV cache one request holds when it ends, mean [byte].
+    kv_read_bytes_per_request : float
+        KV cache one request reads in a decode step at the mean context, all layers [byte].
+    kv_prompt_bytes_per_request : float
+        KV cache its prompt leaves [byte].
+    kv_new_bytes_per_token : float
+        KV cache written per token, all layers [byte].
+    prompt_tokens, prompt_pairs : float
+        Mean prompt length [tokens] and mean sum of s^2/2 per full-attention layer [pairs].
+    decode_steps : int
+        Steps after the token that prefill already gives: n - 1.
+    """
+
+    streamed_layers: int
+    layer_expert_bytes: float
+    expert_bytes: float
+    streamed_bytes: float
+    dense_bytes: float
+    largest_dense_layer_bytes: float
+    embedding_bytes: float
+    lm_head_bytes: float
+    tied: bool
+    kv_bytes_per_request: float
+    kv_read_bytes_per_request: float
+    kv_prompt_bytes_per_request: float
+    kv_new_bytes_per_token: float
+    prompt_tokens: float
+    prompt_pairs_by_window: dict[int | None, float]
+    decode_steps: int
+    generation_length: int
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights [byte]."""
+        head = 0.0 if self.tied else self.lm_head_bytes
+        return self.streamed_bytes + self.dense_bytes + self.embedding_bytes + head
+
+
+def measure_sizes(scenario: Scenario) -> Sizes:
+    """Count the bytes of a scenario once; every cost and memory function starts from these."""
+    model, workload, formats = scenario.model, scenario.workload, scenario.formats
+    weights = formats.weights
+    prompts = np.asarray(workload.padded_prompt_lengths, dtype=np.float64)
+    generated = workload.generation_length
+    # Decode step t = 1..n-1 reads s + t tokens, the one it adds included: s + n/2 on average.
+    context = prompts + generated / 2.0
+    read: Any = 0.0
+    pairs: dict[int | None, float] = {}
+    dense = 0.0
+    largest = 0.0
+    for kind in model.layer_kinds:
+        layer = float(model.layer_dense_bytes(kind.is_moe, weights))
+        dense += kind.count * layer
+        largest = max(largest, layer)
+        read = read + kind.count * model.kv_bytes_read(context, formats.kv, kind.window)
+        reach = prompts if kind.window is None else np.minimum(prompts, kind.window)
+        pairs[kind.window] = float(np.mean(prompts * reach - reach**2 / 2.0))
+    layer_expert_bytes = float(model.layer_expert_bytes(weights))
+    layers = model.streamed_layers
+    return Sizes(
+        streamed_layers=layers,
+        layer_expert_bytes=layer_expert_bytes,
+        expert_bytes=float(model.expert_bytes(weights)),
+        streamed_bytes=layer_expert_bytes * layers,
+        dense_bytes=dense + float(model.final_norm_bytes(weights)),
+        largest_dense_layer_bytes=largest,
+        embedding_bytes=float(model.embedding_bytes(weights)),
+        lm_head_bytes=float(model.lm_head_read_bytes(weights)),
+        tied=model.tie_embeddings,
+        kv_bytes_per_request=float(np.mean(model.kv_bytes_stored(prompts + generated, formats.kv))),
+        kv_read_bytes_per_request=float(np.mean(read)),
+        kv_prompt_bytes_per_request=float(np.mean(model.kv_bytes_stored(prompts, formats.kv))),
+        kv_new_bytes_per_token=float(model.kv_bytes_stored(1, formats.kv)),
+        prompt_tokens=float(np.mean(prompts)),
+        prompt_pairs_by_window=pairs,
+        decode_steps=generated - 1,
+        generation_length=generated,
+    )
+
+
+def worst_prompt_tokens(scenario: Scenario, batch_size: Number) -> Number:
+    """Prompt tokens N requests taken in input order hold at worst [tokens]."""
+    if isinstance(batch_size, np.ndarray):
+        return scenario.workload.batch_tokens(batch_size.astype(np.int64)).astype(np.float64)
+    return float(scenario.workload.batch_tokens(int(batch_size)))
+
+
+def kv_capacity_bytes(scenario: Scenario, sizes: Sizes, batch_size: Number) -> Number:
+    """KV cache that N requests taken in input order hold at worst, when they end [byte].
+
+    The mean per request times N, scaled to the window of N consecutive requests with the longest prompts.
+    """
+    worst = worst_prompt_tokens(scenario, batch_size) + batch_size * float(sizes.generation_length)
+    mean = batch_size * (sizes.prompt_tokens + sizes.generation_length)
+    return sizes.kv_bytes_per_request * batch_size * (worst / mean)
