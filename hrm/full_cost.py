@@ -16,6 +16,7 @@ import numpy as np
 
 from hrm import cost
 from hrm.affine import Affine, Number, total
+from hrm.policy import WeightSlots
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
@@ -66,8 +67,12 @@ class Lanes:
         Lanes that count only where weights are not pinned: staging, and CPU memory with the staging copies in it.
     weight_copies : Affine
         Part of host_to_device that moves weights.
-    attention_phase : dict of str to Affine
-        Lanes while no expert runs: with a ring of experts these add to the copies that do not fit the ring.
+    chain : Affine or None
+        What one micro-batch does one after the other, however many there are: QKV, copy, CPU attention, copy, the rest.
+        None where everything but copies of weights and KV cache is on the GPU.
+    attention_phase, expert_phase : dict of str to Affine
+        With a ring of experts the whole batch passes attention before the first expert, so a pass is the longest of
+        one plus the longest of the other; the copies of weights belong to the second, less what the ring holds.
     bytes_moved : dict of str to Affine
         Bytes per lane, for the report [byte].
     """
@@ -75,8 +80,35 @@ class Lanes:
     always: dict[str, Affine]
     when_staged: dict[str, Affine]
     weight_copies: Affine
+    chain: Affine | None
     attention_phase: dict[str, Affine]
+    expert_phase: dict[str, Affine]
     bytes_moved: dict[str, Affine]
+
+    def serial_sums(self, *, slots: WeightSlots, layers: int, rates: Rates) -> dict[str, Affine]:
+        """Sums of lanes that cannot overlap for want of buffers; a pass takes at least each of them [s].
+
+        Parameters
+        ----------
+        slots : {1, 2, "experts"}
+            With two slots of a layer everything overlaps.
+        layers : int
+            Layers whose experts are streamed.
+        """
+        if slots == 1:  # the next layer's weights come when this layer is done
+            after = {"gpu": self.always["gpu"], "cpu": self.always["cpu"]}
+            if self.chain is not None:
+                after["chain"] = self.chain
+            return {f"one_slot_{name}": self.weight_copies + seconds for name, seconds in after.items()}
+        if slots == 2:
+            return {}
+        hidden = Affine.of(RING, layers / rates.h2d_bytes_per_s)
+        sums = {}
+        for first, attention in self.attention_phase.items():
+            for second, experts in self.expert_phase.items():
+                late = experts - hidden if second == "host_to_device" else experts
+                sums[f"ring_{first}_then_{second}"] = attention + late
+        return sums
 
 
 def _layer_seconds(
@@ -177,6 +209,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
         attention = Affine.of(KV_ON_GPU, read_per_byte * gpu_per_byte)
     gpu_rest = attention + (n_ub * rest + head + gather + reduce_s)
     gpu = gpu_rest + n_ub * expert
+    at_once: Number = 0.0
     if batch.ffn_on_gpu:
         # A ring of experts applies each expert to the whole batch at once: it reads its weights once, not n_ub times.
         at_once = model.streamed_layers * rates.gpu_seconds(cost.routed_experts(model, formats, n), "decode")
@@ -186,7 +219,6 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     cpu = Affine()
     if not batch.attention_on_gpu:
         cpu = cpu + kv_read_off_gpu * rates.cpu_attention_seconds(per_byte)
-    cpu_attention = cpu
     expert_dram: Number = 0.0
     if not batch.ffn_on_gpu:
         work = cost.routed_experts(model, formats, tokens)
@@ -197,17 +229,17 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     expert_weights, other_weights = _streamed_weights(sizes, experts=batch.ffn_on_gpu)
     weights = expert_weights + other_weights
     row = n * model.hidden_size * activation
-    h2d_bytes = weights + (row - Affine.of(EMBEDDING, row)) + reduce_bytes
-    d2h_bytes = Affine(reduce_bytes)
+    hidden_down, hidden_up = Affine(), Affine()  # copies that computation waits for, each way
+    if not batch.attention_on_gpu:
+        hidden_down = hidden_down + off_gpu * (n * layers * cost.attention_result_values(model) * activation)
+        hidden_up = hidden_up + off_gpu * (n * layers * cost.qkv_values(model) * activation)
+    if not batch.ffn_on_gpu:
+        hidden_down, hidden_up = hidden_down + row * model.streamed_layers, hidden_up + row * model.streamed_layers
+    h2d_bytes = weights + (row - Affine.of(EMBEDDING, row)) + reduce_bytes + hidden_down
+    d2h_bytes = reduce_bytes + hidden_up
     if batch.attention_on_gpu:
         h2d_bytes = h2d_bytes + kv_read_off_gpu
         d2h_bytes = d2h_bytes + off_gpu * (n * sizes.kv_new_bytes_per_token)
-    else:
-        h2d_bytes = h2d_bytes + off_gpu * (n * layers * cost.attention_result_values(model) * activation)
-        d2h_bytes = d2h_bytes + off_gpu * (n * layers * cost.qkv_values(model) * activation)
-    if not batch.ffn_on_gpu:
-        h2d_bytes = h2d_bytes + row * model.streamed_layers
-        d2h_bytes = d2h_bytes + row * model.streamed_layers
     h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_ub * layers, n_ub * layers * 1.0)
 
     disk, disk_bytes = Affine(), Affine()
@@ -220,6 +252,18 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     attention_dram = kv_read_off_gpu if not batch.attention_on_gpu else Affine()
     dram = h2d_bytes + d2h_bytes + disk_bytes + attention_dram + expert_dram
     staged = expert_weights - Affine.of(EXPERTS_ON_DISK, 1.0 if batch.ffn_on_gpu else 0.0) + other_weights
+
+    waits = hidden_down / rates.h2d_bytes_per_s + hidden_up / rates.d2h_bytes_per_s
+    chain = None
+    attention_phase: dict[str, Affine] = {}
+    expert_phase: dict[str, Affine] = {}
+    if not (batch.attention_on_gpu and batch.ffn_on_gpu):
+        chain = (gpu + cpu + waits) / n_ub
+    if batch.ffn_on_gpu:
+        attention_phase = {"gpu": gpu_rest}
+        if not batch.attention_on_gpu:
+            attention_phase |= {"cpu": cpu, "chain": (gpu_rest + cpu + waits) / n_ub}
+        expert_phase = {"gpu": Affine(at_once), "host_to_device": weights / rates.h2d_bytes_per_s}
     return Lanes(
         always={
             "gpu": gpu,
@@ -234,7 +278,9 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
             "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
         },
         weight_copies=weights / rates.h2d_bytes_per_s,
-        attention_phase={"gpu": gpu_rest, "cpu": cpu_attention},
+        chain=chain,
+        attention_phase=attention_phase,
+        expert_phase=expert_phase,
         bytes_moved={
             "host_to_device": h2d_bytes,
             "device_to_host": d2h_bytes,
@@ -282,7 +328,8 @@ def prefill_lanes(
     head = rates.gpu_seconds(cost.lm_head(model, formats, n / n_p), "prefill")
     gather = rates.gpu_seconds(cost.embedding(model, formats, n * sizes.prompt_tokens), "prefill")
     reduce_s, reduce_bytes = _all_reduce(scenario, rates, n * sizes.prompt_tokens)
-    gpu = Affine(n_p * (rest + expert + attention + head) + gather + reduce_s)
+    gpu_rest = Affine(n_p * (rest + attention + head) + gather + reduce_s)
+    gpu = gpu_rest + n_p * expert
 
     passes = n_p if ring else 1.0
     expert_weights, other_weights = _streamed_weights(sizes, experts=True)
@@ -313,7 +360,9 @@ def prefill_lanes(
             "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
         },
         weight_copies=weights / rates.h2d_bytes_per_s,
-        attention_phase={},
+        chain=None,
+        attention_phase={"gpu": gpu_rest} if ring else {},
+        expert_phase={"gpu": Affine(n_p * expert), "host_to_device": weights / rates.h2d_bytes_per_s} if ring else {},
         bytes_moved={
             "host_to_device": h2d_bytes,
             "device_to_host": d2h_bytes,

@@ -28,7 +28,7 @@ from hrm.profile import HardwareProfile
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, worst_prompt_tokens
 from hrm.units import GIB, MIB
 
-__all__ = ["Terms", "cpu_terms", "disk_terms", "gpu_terms", "limit_bytes", "pinned_terms"]
+__all__ = ["Terms", "activations_per_token", "cpu_terms", "disk_terms", "gpu_terms", "limit_bytes", "pinned_terms", "rounding_bytes"]
 
 Terms: TypeAlias = dict[str, Affine]
 
@@ -62,17 +62,27 @@ def _power_of_two(size: Number) -> Number:
     return np.exp2(np.ceil(np.log2(np.maximum(size, 1.0))))
 
 
-def _layer_activations(scenario: Scenario, tokens: Number) -> Number:
-    """Bytes alive at the widest point of one layer for `tokens` tokens, on all GPUs of the group."""
+def activations_per_token(scenario: Scenario, *, ring: bool) -> float:
+    """Bytes alive per token at the widest point of one layer, on all GPUs of the group [byte].
+
+    With a ring the experts run one after the other, on their share of the tokens (twice the mean, for skewed routing),
+    and add to a float32 sum; otherwise all experts of a layer run in one grouped product.
+    """
     model, gpus = scenario.model, scenario.profile.gpu.count
     value = scenario.formats.activation_bytes
     hidden = 2.0 * model.hidden_size * gpus  # the residual stream and its normalised copy are on every GPU
     attention = cost.qkv_values(model) + cost.attention_result_values(model)
     expert = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
-    widths = [attention, model.streamed_top_k * expert + model.mlp_matrices * model.shared_ffn]
+    shared = model.mlp_matrices * model.shared_ffn
+    if ring:
+        visits = min(2.0 * model.streamed_top_k / model.streamed_experts, 1.0)
+        experts = visits * expert + 4.0 / value * model.hidden_size * gpus
+    else:
+        experts = model.streamed_top_k * expert
+    widths = [attention, experts + shared]
     if model.n_dense_layers and model.is_moe:
         widths.append(model.mlp_matrices * model.dense_ffn)
-    return tokens * ((hidden + max(widths)) * value)
+    return (hidden + max(widths)) * value
 
 
 def _logits(scenario: Scenario, requests: Number) -> Number:
@@ -88,6 +98,7 @@ def gpu_terms(
     phase: str,
     requests: Number,
     tokens: Number,
+    ring: bool,
 ) -> Terms:
     """GPU bytes of one phase [byte].
 
@@ -99,6 +110,8 @@ def gpu_terms(
     requests, tokens : float or ndarray
         What one micro-batch of this phase holds at most: requests; tokens (prefill: prompt tokens, decode: prompt and
         generated tokens, whose KV cache two slots hold where attention needs it on the GPU).
+    ring : bool
+        Weights come through a ring of experts, so experts run one after the other.
     """
     model, profile, value = scenario.model, scenario.profile, scenario.formats.activation_bytes
     n, gpus = batch.size, profile.gpu.count
@@ -121,14 +134,14 @@ def gpu_terms(
         boundary = 2.0 * tokens * model.hidden_size * value * gpus  # one micro-batch in, one out, while one computes
         new_kv = 2.0 * tokens * sizes.kv_new_bytes_per_token / model.n_layers
         terms["activations"] = Affine(
-            np.maximum(_layer_activations(scenario, tokens) + boundary, _logits(scenario, requests)) + new_kv
+            np.maximum(tokens * activations_per_token(scenario, ring=ring) + boundary, _logits(scenario, requests)) + new_kv
         )
         return terms
     flight = 0.0
     if not batch.attention_on_gpu:
         flight = PIPELINE_DEPTH * (cost.qkv_values(model) + cost.attention_result_values(model)) * value
     terms["activations"] = Affine(
-        np.maximum(_layer_activations(scenario, requests) + requests * flight, _logits(scenario, requests))
+        np.maximum(requests * (activations_per_token(scenario, ring=ring) + flight), _logits(scenario, requests))
     )
     # With a ring of experts the whole batch is between attention and experts at once: input and float32 sum per token.
     row = model.hidden_size * gpus
@@ -188,10 +201,13 @@ def cpu_terms(
         "hidden states of all prompts": Affine(np.where(np.asarray(prefill_micro_batches) > 1, waiting, 0.0)),
     }
     terms.update(pinned_terms(scenario, batch, requests))
-    # Requests and rows are cut to whole ones: one row of each layer may be kept twice.
-    row = model.hidden_size * 2.0 * sizes.streamed_layers
-    terms["rounding of cuts"] = Affine(row)
     return terms
+
+
+def rounding_bytes(scenario: Scenario, sizes: Sizes) -> float:
+    """CPU memory the program keeps free, as the share on the GPU is rounded down to whole rows of each layer [byte]."""
+    row = scenario.model.hidden_size * sizes.expert_bytes / scenario.model.streamed_expert_parameters
+    return 2.0 * row * sizes.streamed_layers
 
 
 def disk_terms() -> Terms:

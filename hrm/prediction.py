@@ -22,7 +22,6 @@ from hrm.full_cost import (
     decode_lanes,
     prefill_lanes,
 )
-from hrm.full_program import prefill_tokens
 from hrm.memory import (
     DENSE_SLOTS,
     EXPERT_SLOTS,
@@ -33,6 +32,7 @@ from hrm.memory import (
     limit_bytes,
     pinned_terms,
 )
+from hrm.points import prefill_choice
 from hrm.policy import Policy
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
@@ -174,14 +174,10 @@ def pass_seconds(
     else:
         lanes["staging"] = 0.0
     candidates = dict(lanes)
-    copies = float(rows.weight_copies.at(values))
-    if policy.weight_slots == 1 and copies > 0:
-        for lane in ("gpu", "cpu"):
-            candidates[f"host_to_device + {lane}"] = copies + lanes[lane]
-    if policy.weight_slots == "experts":
-        hidden = sizes.streamed_layers * values[RING] / rates.h2d_bytes_per_s
-        for lane, seconds in rows.attention_phase.items():
-            candidates[f"host_to_device + {lane}"] = copies - hidden + float(seconds.at(values))
+    if rows.chain is not None:
+        candidates["chain"] = float(rows.chain.at(values))
+    sums = rows.serial_sums(slots=policy.weight_slots, layers=sizes.streamed_layers, rates=rates)
+    candidates.update({name: float(seconds.at(values)) for name, seconds in sums.items()})
     bottleneck = max(candidates, key=lambda lane: candidates[lane])
     return candidates[bottleneck], bottleneck, lanes
 
@@ -198,7 +194,8 @@ def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, Me
     capacity = float(kv_capacity_bytes(scenario, sizes, batch.size))
     values = unknowns_of(policy, sizes, capacity)
     limits = limit_bytes(scenario.profile)
-    requests, prefill = float(policy.micro_batch_size), policy.prefill_micro_batch_size
+    requests, ring = float(policy.micro_batch_size), policy.weight_slots == "experts"
+    prefill = prefill_choice(scenario, batch.size, float(policy.prefill_micro_batch_size))
     phases = {
         "decode": gpu_terms(
             scenario,
@@ -207,18 +204,20 @@ def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, Me
             phase="decode",
             requests=requests,
             tokens=float(policy.micro_batch_token_budget),
+            ring=ring,
         ),
         "prefill": gpu_terms(
             scenario,
             sizes,
             batch,
             phase="prefill",
-            requests=float(prefill),
-            tokens=prefill_tokens(scenario, policy.batch_size, prefill),
+            requests=prefill.requests,
+            tokens=prefill.tokens,
+            ring=ring,
         ),
     }
     uses = [_use(terms, values, limits["gpu"], phase) for phase, terms in phases.items()]
-    n_p = 1.0 if policy.weight_slots == "experts" else float(-(-policy.batch_size // prefill))
+    n_p = 1.0 if ring else prefill.parts
     host = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=n_p)
     return {
         "gpu": max(uses, key=lambda use: use.peak_bytes),

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -132,6 +132,11 @@ class Program:
             column = self._columns[name]
             column.lowBound = column.upBound = value / self._scale[name]
             column.cat = pulp.LpContinuous
+
+    def relax(self, names: Iterable[str]) -> None:
+        """Drop the integrality of unknowns; their ranges stay."""
+        for name in names:
+            self._columns[name].cat = pulp.LpContinuous
 
     @property
     def integers(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hrm import cost
-from hrm.bounds import Grid
+from hrm.points import Grid
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction, compose_prediction, memory_use, predict, startup_seconds
