@@ -25,7 +25,7 @@ from hrm.rates import Rates
 from hrm.rows import PIN, PREFILL, STEP, choice_name, objective_of, rows_of, tops_of
 from hrm.scenario import Scenario, Sizes
 
-__all__ = ["BoundedClass", "bound_class", "combinations_of", "tighten"]
+__all__ = ["BoundedClass", "bound_class", "combinations_of", "discard", "tighten"]
 
 Array = npt.NDArray[np.float64]
 Combination = tuple[bool, bool]  # non-expert weights and lm_head resident on the GPU
@@ -148,37 +148,60 @@ def tighten(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> 
         Seconds of objective per unit of each row; negative ones count as zero. Those of the decode lanes are scaled to
         add up to the decode steps, those of the prefill lanes to 1, so that the seconds drop out.
     """
-    lagrangian = _weigh(bounded, multipliers)
+    for combination, value in _dual_values(bounded, multipliers, objective=1.0).items():
+        np.maximum(bounded.bounds[combination], value, out=bounded.bounds[combination])
+
+
+def discard(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> None:
+    """Discard the batches where these multipliers prove that no values meet all rows (Farkas' lemma).
+
+    Parameters
+    ----------
+    multipliers : mapping of str to float or ndarray
+        On the rows, from a program that minimises how far rows are from being met.
+    """
+    hours = float(multipliers.get("max_hours", 0.0))
+    for combination, value in _dual_values(bounded, multipliers, objective=hours).items():
+        bound = bounded.bounds[combination]
+        bound[value > 1e-6] = np.inf
+
+
+def _dual_values(
+    bounded: BoundedClass, multipliers: Mapping[str, float | Array], objective: float
+) -> dict[Combination, Any]:
+    """Least value over the ranges of `objective` times the seconds plus multipliers times rows."""
+    lagrangian = _weigh(bounded, multipliers, objective)
     constant, parts, choice = _minimise(bounded, lagrangian)
-    for combination, bound in bounded.bounds.items():
+    values = {}
+    for combination in bounded.bounds:
         value = constant + choice
         for on, name in zip(combination, (DENSE, HEAD), strict=True):
             if on:
                 value = value + parts[name]
-        np.maximum(bound, value, out=bound)
+        values[combination] = value
+    return values
 
 
-def _weigh(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> Affine:
-    steps = bounded.objective.coefficient(STEP)
-    wanted = {STEP: steps, PREFILL: bounded.objective.coefficient(PREFILL)}
+def _weigh(bounded: BoundedClass, multipliers: Mapping[str, float | Array], objective: float) -> Affine:
+    wanted = {unknown: objective * bounded.objective.coefficient(unknown) for unknown in (STEP, PREFILL)}
     sums: dict[str, Any] = {STEP: 0.0, PREFILL: 0.0}
     kept: dict[str, Any] = {}
     for name, row in bounded.rows.items():
-        multiplier = multipliers.get(name)
-        if multiplier is None or name == "max_hours":
-            continue
-        weight = np.maximum(multiplier, 0.0)
+        weight = np.maximum(multipliers.get(name, 0.0), 0.0)
         if not np.any(weight):
             continue
         kept[name] = weight
-        for unknown in (STEP, PREFILL):
-            if row.coefficient(unknown):
-                sums[unknown] = sums[unknown] + weight
+        if name != "max_hours":
+            for unknown in (STEP, PREFILL):
+                if row.coefficient(unknown):
+                    sums[unknown] = sums[unknown] + weight
     terms = []
     for name, weight in kept.items():
         row = bounded.rows[name]
         unknown = next((u for u in (STEP, PREFILL) if row.coefficient(u)), None)
-        if unknown is not None:
+        if name == "max_hours":
+            row = Affine(row.constant) if objective != 1.0 else Affine()  # a bound may do without it
+        elif unknown is not None:
             weight = weight * (wanted[unknown] / sums[unknown])
             coefficients = {key: value for key, value in row.coefficients.items() if key != unknown}
             row = Affine(row.constant, coefficients)  # the seconds drop out of the sum

@@ -28,7 +28,14 @@ from hrm.rates import Rates
 from hrm.rows import PIN, PREFILL, STEP, choice_name, objective_of, rows_of, tops_of
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
-__all__ = ["build_program", "objective_with_tie_breaks", "policy_of"]
+__all__ = [
+    "TIE_BREAK",
+    "build_program",
+    "excess_of",
+    "least_excess",
+    "objective_with_tie_breaks",
+    "policy_of",
+]
 
 KV_REQUESTS_ON_GPU = "kv_requests_on_gpu"  # whole requests of every micro-batch
 KV_REQUESTS_ON_DISK = "kv_requests_on_disk"
@@ -36,6 +43,16 @@ ALL_KV_ON_GPU = "all_kv_on_gpu"  # binary: also the last, part-filled row of req
 RING_EXPERTS = "ring_experts"  # whole experts
 
 GB = 1e9
+LIMITS = {
+    "gpu_memory_decode": GB,
+    "gpu_memory_prefill": GB,
+    "cpu_memory": GB,
+    "disk_memory": GB,
+    "lock_limit": GB,
+    "max_hours": 3600.0,
+}
+"""Rows that an elastic program may exceed, and the unit in which it counts the excess."""
+
 TIE_BREAK = 1e-5
 """Share of the objective by which ties are broken: not pinned before pinned, CPU memory before disk."""
 
@@ -49,6 +66,7 @@ def build_program(
     choices: list[PrefillChoice],
     *,
     max_seconds: float,
+    elastic: bool = False,
 ) -> Program:
     """The program of one point, every constraint named.
 
@@ -58,6 +76,9 @@ def build_program(
         Prefill micro-batch sizes to choose from.
     max_seconds : float
         Bound on prefill + decode of one batch [s].
+    elastic : bool
+        Let every limit be exceeded, by an unknown of its own (`excess_of`): what is then least is how far the point is
+        from being feasible.
     """
     program = Program(f"N={point.size:.0f}, mu={point.micro_batch:.0f}, slots={point.slots}")
     streamed = sizes.streamed_bytes
@@ -92,8 +113,24 @@ def build_program(
     for row in rows_of(
         scenario, sizes, rates, point, choices, max_seconds=max_seconds, pin_allowed=True, pin_required=pins.pin_weights is True
     ):
-        program.at_most(row.name, row.left, 0.0, scale=row.scale)
+        left = row.left
+        if elastic and row.name in LIMITS:
+            program.add_unknown(excess_of(row.name), scale=LIMITS[row.name])
+            left = left - Affine.of(excess_of(row.name))
+        program.at_most(row.name, left, 0.0, scale=row.scale)
     return program
+
+
+def excess_of(limit: str) -> str:
+    """Name of the unknown by which an elastic program exceeds a limit."""
+    return f"excess_{limit}"
+
+
+def least_excess(program: Program) -> Affine:
+    """Objective of an elastic program: all excesses, in GB and in hours."""
+    return total(
+        Affine.of(excess_of(name), 1.0 / scale) for name, scale in LIMITS.items() if excess_of(name) in program.unknowns
+    )
 
 
 def _whole_requests(

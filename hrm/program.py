@@ -139,6 +139,11 @@ class Program:
             self._columns[name].cat = pulp.LpContinuous
 
     @property
+    def unknowns(self) -> tuple[str, ...]:
+        """Names of all unknowns."""
+        return tuple(self._columns)
+
+    @property
     def integers(self) -> tuple[str, ...]:
         """Names of the integer unknowns."""
         return tuple(name for name, column in self._columns.items() if column.cat == pulp.LpInteger)

@@ -15,10 +15,10 @@ from itertools import product
 
 import numpy as np
 
-from hrm.bounds import BoundedClass, bound_class, tighten
+from hrm.bounds import BoundedClass, bound_class, discard, tighten
 from hrm.errors import InputError
 from hrm.full_cost import DENSE, HEAD
-from hrm.full_program import TIE_BREAK, build_program, objective_with_tie_breaks, policy_of
+from hrm.full_program import TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
 from hrm.pins import Pins
 from hrm.points import Grid, Point, PrefillChoice, candidate_batches, prefill_choice, prefill_choices, prefill_ladder
 from hrm.policy import Policy, WeightSlots
@@ -246,10 +246,17 @@ class _Search:
                 found = (float(seconds[index]), which, index)
         return found
 
-    def _program(self, point: Point, choices: list[PrefillChoice]) -> Program:
+    def _program(self, point: Point, choices: list[PrefillChoice], *, elastic: bool = False) -> Program:
         self.programs_solved += 1
         return build_program(
-            self.scenario, self.sizes, self.rates, point, self.pins, choices, max_seconds=self.max_seconds
+            self.scenario,
+            self.sizes,
+            self.rates,
+            point,
+            self.pins,
+            choices,
+            max_seconds=self.max_seconds,
+            elastic=elastic,
         )
 
     def _tighten(
@@ -266,11 +273,23 @@ class _Search:
         program.relax(program.integers)
         solution = program.minimise(objective_of(self.sizes))
         if solution.status == "infeasible":
+            self._discard(bounded, point, choices, combination)
             bounded.bounds[combination][index] = np.inf
             return
         tighten(bounded, {name: max(0.0, -dual) for name, dual in solution.duals.items()})
         bound = bounded.bounds[combination]
         bound[index] = max(bound[index], solution.objective * (1.0 - 1e-9))
+
+    def _discard(
+        self, bounded: BoundedClass, point: Point, choices: list[PrefillChoice], combination: tuple[bool, bool]
+    ) -> None:
+        """Find out why a point is infeasible and discard every batch of the class with the same reason."""
+        program = self._program(point, choices, elastic=True)
+        program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
+        program.relax(program.integers)
+        solution = program.minimise(least_excess(program))
+        if solution.status == "optimal" and solution.objective > 1e-6:
+            discard(bounded, {name: max(0.0, -dual) for name, dual in solution.duals.items()})
 
     def _solve(self, bounded: BoundedClass, index: int, point: Point, choices: list[PrefillChoice]) -> None:
         """Solve the program at a point: its bound becomes its optimum, and it may become the incumbent."""
