@@ -26,6 +26,7 @@ __all__ = [
     "dense_mlp",
     "embedding",
     "experts_touched",
+    "layer_operators",
     "lm_head",
     "norms",
     "output_projection",
@@ -255,3 +256,20 @@ def lm_head(model: ModelSpec, formats: Formats, tokens: Number) -> Work:
         model.lm_head_read_bytes(formats.weights)
         + tokens * (model.hidden_size * formats.activation_bytes + 4.0 * model.vocab_size),
     )
+
+
+def layer_operators(model: ModelSpec, formats: Formats, tokens: Number) -> list[tuple[str, int, Work]]:
+    """Operators of the layers but attention, for one micro-batch: (name, layers that have it, work in one layer)."""
+    found = [
+        ("norms", model.n_layers, norms(model, formats, tokens)),
+        ("QKV projection", model.n_layers, qkv_projection(model, formats, tokens)),
+        ("output projection", model.n_layers, output_projection(model, formats, tokens)),
+        ("routed experts", model.streamed_layers, routed_experts(model, formats, tokens)),
+    ]
+    if model.n_moe_layers:
+        found.append(("router", model.n_moe_layers, router(model, formats, tokens)))
+        if model.shared_ffn:
+            found.append(("shared expert", model.n_moe_layers, shared_expert(model, formats, tokens)))
+        if model.n_dense_layers:
+            found.append(("dense MLP", model.n_dense_layers, dense_mlp(model, formats, tokens)))
+    return found

@@ -17,7 +17,7 @@ import numpy as np
 from hrm import cost
 from hrm.affine import Affine, Number, total
 from hrm.policy import WeightSlots
-from hrm.rates import Rates
+from hrm.rates import Phase, Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
 __all__ = ["Batch", "Lanes", "decode_lanes", "prefill_lanes"]
@@ -112,29 +112,17 @@ class Lanes:
 
 
 def _layer_seconds(
-    scenario: Scenario, rates: Rates, tokens: Number, phase: str, *, experts: bool
+    scenario: Scenario, rates: Rates, tokens: Number, phase: Phase, *, experts: bool
 ) -> tuple[Number, Number]:
     """GPU seconds of one micro-batch over all layers, without attention: (everything but experts, experts) [s]."""
-    model, formats = scenario.model, scenario.formats
-    which = "prefill" if phase == "prefill" else "decode"
-
-    def seconds(work: cost.Work) -> Number:
-        return rates.gpu_seconds(work, which)  # type: ignore[arg-type]
-
-    every_layer = (
-        seconds(cost.norms(model, formats, tokens))
-        + seconds(cost.qkv_projection(model, formats, tokens))
-        + seconds(cost.output_projection(model, formats, tokens))
-        + KERNELS_PER_LAYER * rates.launch_s
-        + rates.overhead_s
-    )
-    rest = model.n_layers * every_layer
-    if model.n_moe_layers:
-        rest = rest + model.n_moe_layers * (
-            seconds(cost.router(model, formats, tokens)) + seconds(cost.shared_expert(model, formats, tokens))
-        )
-        rest = rest + model.n_dense_layers * seconds(cost.dense_mlp(model, formats, tokens))
-    expert = model.streamed_layers * seconds(cost.routed_experts(model, formats, tokens)) if experts else 0.0
+    model = scenario.model
+    rest: Number = model.n_layers * (KERNELS_PER_LAYER * rates.launch_s + rates.overhead_s)
+    expert: Number = 0.0
+    for name, layers, work in cost.layer_operators(model, scenario.formats, tokens):
+        if name == "routed experts":
+            expert = layers * rates.gpu_seconds(work, phase) if experts else 0.0
+        else:
+            rest = rest + layers * rates.gpu_seconds(work, phase)
     return rest, expert
 
 

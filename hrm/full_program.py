@@ -7,6 +7,8 @@ linear since N is given.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from hrm.affine import Affine, total
@@ -29,6 +31,7 @@ from hrm.rows import PIN, PREFILL, STEP, choice_name, objective_of, rows_of, top
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
 __all__ = [
+    "LIMITS",
     "TIE_BREAK",
     "build_program",
     "excess_of",
@@ -66,7 +69,7 @@ def build_program(
     choices: list[PrefillChoice],
     *,
     max_seconds: float,
-    elastic: bool = False,
+    elastic: Collection[str] = (),
 ) -> Program:
     """The program of one point, every constraint named.
 
@@ -76,9 +79,9 @@ def build_program(
         Prefill micro-batch sizes to choose from.
     max_seconds : float
         Bound on prefill + decode of one batch [s].
-    elastic : bool
-        Let every limit be exceeded, by an unknown of its own (`excess_of`): what is then least is how far the point is
-        from being feasible.
+    elastic : collection of str
+        Limits (of `LIMITS`) that may be exceeded, each by an unknown of its own (`excess_of`): what is then least is
+        how far the point is from being feasible.
     """
     program = Program(f"N={point.size:.0f}, mu={point.micro_batch:.0f}, slots={point.slots}")
     streamed = sizes.streamed_bytes
@@ -114,7 +117,7 @@ def build_program(
         scenario, sizes, rates, point, choices, max_seconds=max_seconds, pin_allowed=True, pin_required=pins.pin_weights is True
     ):
         left = row.left
-        if elastic and row.name in LIMITS:
+        if row.name in elastic:
             program.add_unknown(excess_of(row.name), scale=LIMITS[row.name])
             left = left - Affine.of(excess_of(row.name))
         program.at_most(row.name, left, 0.0, scale=row.scale)

@@ -18,7 +18,7 @@ from hrm.errors import InputError
 from hrm.families import REFUSED, read_spec
 from hrm.model import ModelSpec
 
-__all__ = ["BundledModel", "bundled_models", "load_model", "model_names", "read_config_file"]
+__all__ = ["BundledModel", "bundled_models", "find_config", "load_model", "model_names", "read_config_file"]
 
 _FOLDER = Path(__file__).parent / "data" / "models"
 _MAX_CONFIG_BYTES = 8_000_000
@@ -92,19 +92,30 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     InputError
         Nothing of that name; a family that is not supported; a file that cannot be read or makes no sense.
     """
+    return read_spec(**find_config(name_or_path))
+
+
+def find_config(name_or_path: str | Path) -> dict[str, Any]:
+    """The config.json of a model as written, and what to call it: the arguments of `hrm.families.read_spec`.
+
+    Raises
+    ------
+    InputError
+        Nothing of that name, or a file that cannot be read.
+    """
     text = str(name_or_path).strip()
     if not text:
         raise InputError("the name of the model is empty", where="model", way_out="see `hrm models`")
     file = _find_file(text)
     if file is not None:
         name = file.stem if file.name != "config.json" else (file.absolute().parent.name or file.stem)
-        return read_spec(read_config_file(file), file=str(file), name=name)
+        return {"values": read_config_file(file), "file": str(file), "name": name}
     bundled = _spellings().get(_fold(text))
     if bundled is None:
         raise _unknown(text)
-    entry = bundled_models()[bundled]
     values = read_config_file(_FOLDER / f"{bundled}.json")
-    return read_spec(values, file=f"{bundled}.json (bundled)", name=bundled, hub_id=entry.hub_ids[0])
+    hub_id = bundled_models()[bundled].hub_ids[0]
+    return {"values": values, "file": f"{bundled}.json (bundled)", "name": bundled, "hub_id": hub_id}
 
 
 def read_config_file(file: Path) -> dict[str, Any]:

@@ -113,6 +113,9 @@ def candidate_batches(requests: int, pins: Pins) -> Grid:
         sizes = [min(pins.micro_batch_size * pins.num_micro_batches, requests)]
     else:
         sizes = sorted({-(-requests // count) for count in _distinct_divisions(requests)})
+        if pins.num_micro_batches is not None:
+            sizes = sorted({_fill_up(size, pins.num_micro_batches) for size in sizes})
+            sizes = [size for size in sizes if size <= requests]
     rows: list[tuple[int, int, int, int]] = []
     for size in sizes:
         if pins.micro_batch_size is not None:
@@ -127,6 +130,12 @@ def candidate_batches(requests: int, pins: Pins) -> Grid:
                 rows.append((size, m, count, -(-requests // size)))
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)
     return Grid(size=table[:, 0], micro_batch=table[:, 1], micro_batches=table[:, 2], batches=table[:, 3])
+
+
+def _fill_up(size: int, micro_batches: int) -> int:
+    """Smallest batch of at least `size` requests that makes that many micro-batches: 5 requests do not make 4."""
+    micro = -(-size // micro_batches)
+    return max(size, micro * (micro_batches - 1) + 1)
 
 
 def _distinct_divisions(whole: int) -> list[int]:
@@ -208,7 +217,6 @@ def prefill_choices(
     if point.ring:
         return [prefill_choice(scenario, point.size, ring_prefill_size(scenario, sizes, rates, point.size))]
     if isinstance(point.size, np.ndarray):
-        return [prefill_choice(scenario, point.size, float(size)) for size in ladder]
-    return [
-        prefill_choice(scenario, point.size, float(size)) for size in sorted({min(size, int(point.size)) for size in ladder})
-    ]
+        return [prefill_choice(scenario, point.size, size) for size in (*map(float, ladder), point.size)]
+    held = sorted({min(size, int(point.size)) for size in ladder} | {int(point.size)})
+    return [prefill_choice(scenario, point.size, float(size)) for size in held]

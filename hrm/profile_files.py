@@ -29,6 +29,7 @@ __all__ = [
     "dump_profile",
     "load_profile",
     "profile_document",
+    "profile_from_document",
     "profile_names",
     "with_overrides",
 ]
@@ -74,6 +75,20 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
         raise first
     more = f"{len(problems) - 1} more: hrm hardware check {name_or_path}"
     raise InputError(first.fact, where=first.where, way_out=f"{first.way_out}; {more}" if first.way_out else more)
+
+
+def profile_from_document(document: Mapping[str, Any], *, name: str, origin: str) -> HardwareProfile:
+    """The profile that `profile_document` wrote, for instance into a plan.
+
+    Raises
+    ------
+    InputError
+        Something is wrong in it: names origin, key, value and what is accepted.
+    """
+    profile, problems = _compose(dict(document), origin=origin, beside=bundled_directory(), name=name)
+    if profile is None or problems:
+        raise problems[0]
+    return profile
 
 
 def check_profile(name_or_path: str | Path) -> list[str]:
@@ -214,14 +229,21 @@ def _read_profile(path: Path, origin: str) -> tuple[HardwareProfile | None, list
         document = _read_document(path, origin)
     except InputError as error:
         return None, [error]
+    return _compose(document, origin=origin, beside=path.parent, name=path.stem)
+
+
+def _compose(
+    document: dict[str, Any], *, origin: str, beside: Path, name: str
+) -> tuple[HardwareProfile | None, list[InputError]]:
+    """The profile of a document whose components lie `beside` it or are bundled, or None, and all that is wrong."""
     problems = find_structure_problems(document, origin=origin)
     entries: dict[str, Entry] = {}
     texts: dict[str, str] = {}
     dtypes: list[str] = []
-    for kind, name in _component_names(document):
+    for kind, component_name in _component_names(document):
         where = f"{origin}: {kind}"
         try:
-            found, component_origin = _find_component(name, kind, path.parent, where)
+            found, component_origin = _find_component(component_name, kind, beside, where)
             component = _read_document(found, component_origin)
         except InputError as error:
             problems.append(error)
@@ -241,7 +263,7 @@ def _read_profile(path: Path, origin: str) -> tuple[HardwareProfile | None, list
     if problems:
         # With parts missing, "there is no gpu.memory" would only repeat the same problem; wrong values are still named.
         return None, problems + assemble(entries, texts, tuple(dtypes), name="", origin=origin, complete=False)[1]
-    return assemble(entries, texts, tuple(dtypes), name=path.stem, origin=origin)
+    return assemble(entries, texts, tuple(dtypes), name=name, origin=origin)
 
 
 def _component_names(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

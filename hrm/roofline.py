@@ -12,15 +12,16 @@ intensities of operators, `hrm.roofline_report` the figures and the numbers behi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hrm.cost import Formats, Work
 from hrm.errors import InputError
-from hrm.profile import HardwareProfile
+from hrm.profile import Efficiency, HardwareProfile, HostTotals
 from hrm.rates import derive_rates
 
 __all__ = [
+    "CostModel",
     "Hop",
     "Level",
     "Operator",
@@ -39,6 +40,9 @@ __all__ = [
 
 Operator = Literal["attention", "ffn"]
 """What the paper's case study looks at: decode attention (Figure 4), routed experts (Figure 5)."""
+
+CostModel = Literal["paper", "full"]
+"""The authors' terms, or everything this planner counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,9 @@ class Stack:
     def __post_init__(self) -> None:
         if not self.levels or len(self.hops) != len(self.levels) - 1:
             raise InputError(
-                f"{len(self.levels)} levels with {len(self.hops)} links", where="stack", way_out="one link less than levels"
+                f"{len(self.levels)} levels with {len(self.hops)} links",
+                where="stack",
+                way_out="one link less than levels",
             )
         rates = [level.bytes_per_s for level in self.levels]
         rates += [rate for hop in self.hops for rate in (hop.up_bytes_per_s, hop.down_bytes_per_s)]
@@ -113,7 +119,9 @@ class Stack:
         return names.index(name.lower())
 
 
-def stack_of(profile: HardwareProfile, dtype: str, *, operator: Operator = "ffn") -> Stack:
+def stack_of(
+    profile: HardwareProfile, dtype: str, *, operator: Operator = "ffn", cost_model: CostModel = "full"
+) -> Stack:
     """The stack of a profile: GPU(s), CPU and, where there is one, the disk.
 
     The GPUs of a profile act as one tensor-parallel group: memory, bandwidth and peak add up, and so do their links, up
@@ -126,6 +134,8 @@ def stack_of(profile: HardwareProfile, dtype: str, *, operator: Operator = "ffn"
         Arithmetic format, e.g. ``"fp16"``.
     operator : {"attention", "ffn"}
         CPU attention has a calibrated memory rate of its own.
+    cost_model : {"paper", "full"}
+        The authors' planner works from peaks and does not multiply the link by the number of GPUs.
 
     Returns
     -------
@@ -136,6 +146,8 @@ def stack_of(profile: HardwareProfile, dtype: str, *, operator: Operator = "ffn"
     InputError
         The GPU has no peak for that format.
     """
+    if cost_model == "paper":
+        profile = replace(profile, efficiency=Efficiency(), host_totals=HostTotals())
     rates = derive_rates(profile, Formats(weights=None, kv=dtype, compute=dtype))
     gpu = Level(
         name="GPU",
@@ -150,6 +162,9 @@ def stack_of(profile: HardwareProfile, dtype: str, *, operator: Operator = "ffn"
         bytes=profile.cpu.memory_bytes - profile.cpu.reserved_bytes,
     )
     link = Hop(up_bytes_per_s=rates.h2d_bytes_per_s, down_bytes_per_s=rates.d2h_bytes_per_s)
+    if cost_model == "paper":
+        up, down = profile.link.host_to_device, profile.link.device_to_host
+        link = Hop(up_bytes_per_s=up.pinned_bytes_per_s, down_bytes_per_s=down.pinned_bytes_per_s)
     if profile.disk is None:
         return Stack(levels=(gpu, cpu), hops=(link,))
     read, write = rates.disk_read_bytes_per_s, rates.disk_write_bytes_per_s

@@ -9,7 +9,7 @@ when no bound is below the incumbent, so what is returned is optimal to the gap 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,7 +18,7 @@ import numpy as np
 from hrm.bounds import BoundedClass, bound_class, discard, tighten
 from hrm.errors import InputError
 from hrm.full_cost import DENSE, HEAD
-from hrm.full_program import TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
+from hrm.full_program import LIMITS, TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
 from hrm.pins import Pins
 from hrm.points import Grid, Point, PrefillChoice, candidate_batches, prefill_choice, prefill_choices, prefill_ladder
 from hrm.policy import Policy, WeightSlots
@@ -29,7 +29,7 @@ from hrm.rows import objective_of
 from hrm.scenario import Scenario, Sizes, measure_sizes
 from hrm.trivial import Trivial, trivial_plans
 
-__all__ = ["SearchResult", "SolverReport", "find_policy"]
+__all__ = ["SearchResult", "SolvedPoint", "SolverReport", "find_policy"]
 
 GAP = 1e-4
 """Relative gap at which the search stops."""
@@ -62,6 +62,23 @@ class SolverReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedPoint:
+    """A point of the outer search with the solution of its program.
+
+    Attributes
+    ----------
+    point : Point
+    choices : list of PrefillChoice
+    values : dict of str to float
+        By name of the unknown.
+    """
+
+    point: Point
+    choices: list[PrefillChoice]
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The best policy with its prediction.
 
@@ -72,15 +89,15 @@ class SearchResult:
     solver : SolverReport
     trivial : tuple of Trivial
         The plans anyone would try first, with what they give or why they do not fit.
-    point : Point or None
-        Point of the winning program; None where a trivial plan won.
+    solved : SolvedPoint or None
+        The winning program; None where a trivial plan won.
     """
 
     policy: Policy
     prediction: Prediction
     solver: SolverReport
     trivial: tuple[Trivial, ...]
-    point: Point | None
+    solved: SolvedPoint | None
 
 
 @dataclass(slots=True)
@@ -90,7 +107,7 @@ class _Incumbent:
     seconds: float = np.inf
     policy: Policy | None = None
     prediction: Prediction | None = None
-    point: Point | None = None
+    solved: SolvedPoint | None = None
 
     def rate(self, scenario: Scenario) -> float:
         """Generated tokens over those seconds [token/s]."""
@@ -141,14 +158,14 @@ def find_policy(
         from hrm.infeasibility import explain_infeasibility
 
         raise explain_infeasibility(scenario, search.sizes, search.rates, pins, max_hours)
-    if best.point is not None:
+    if best.solved is not None:
         search.polish()
     gap = max(0.0, 1.0 - lowest_open / best.seconds) if np.isfinite(lowest_open) else 0.0
     return SearchResult(
         policy=best.policy,
         prediction=best.prediction,
         trivial=trivial,
-        point=best.point,
+        solved=best.solved,
         solver=SolverReport(
             name="HiGHS (PuLP), Lagrangian bounds",
             status="optimal",
@@ -246,7 +263,7 @@ class _Search:
                 found = (float(seconds[index]), which, index)
         return found
 
-    def _program(self, point: Point, choices: list[PrefillChoice], *, elastic: bool = False) -> Program:
+    def _program(self, point: Point, choices: list[PrefillChoice], *, elastic: Collection[str] = ()) -> Program:
         self.programs_solved += 1
         return build_program(
             self.scenario,
@@ -284,7 +301,7 @@ class _Search:
         self, bounded: BoundedClass, point: Point, choices: list[PrefillChoice], combination: tuple[bool, bool]
     ) -> None:
         """Find out why a point is infeasible and discard every batch of the class with the same reason."""
-        program = self._program(point, choices, elastic=True)
+        program = self._program(point, choices, elastic=LIMITS)
         program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
         program.relax(program.integers)
         solution = program.minimise(least_excess(program))
@@ -302,23 +319,24 @@ class _Search:
             return
         policy = policy_of(self.scenario, self.sizes, point, choices, solution)
         policy = with_exact_budget(self.scenario, policy)
-        self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), point)
+        solved = SolvedPoint(point=point, choices=choices, values=solution.values)
+        self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), solved)
         for bound in bounded.bounds.values():  # solved: nothing is left to find here
             bound[index] = np.inf
 
-    def offer(self, policy: Policy, prediction: Prediction, point: Point | None) -> None:
+    def offer(self, policy: Policy, prediction: Prediction, solved: SolvedPoint | None) -> None:
         """Make a plan the incumbent if it is better."""
         seconds = prediction.num_batches * prediction.batch_s
         if seconds < self.best.seconds:
             self.best.seconds, self.best.policy, self.best.prediction = seconds, policy, prediction
-            self.best.point = point
+            self.best.solved = solved
 
     def polish(self) -> None:
         """Try the prefill micro-batch sizes between the rungs of the ladder around the best one."""
-        policy, point = self.best.policy, self.best.point
-        if policy is None or point is None or self.pins.prefill_micro_batch_size is not None:
+        policy, solved = self.best.policy, self.best.solved
+        if policy is None or solved is None or self.pins.prefill_micro_batch_size is not None:
             return
-        chosen, n = policy.prefill_micro_batch_size, policy.batch_size
+        chosen, n, point = policy.prefill_micro_batch_size, policy.batch_size, solved.point
         low, high = int(chosen / LADDER_REACH) + 1, min(n, int(chosen * LADDER_REACH))
         parts = sorted({-(-n // size) for size in range(low, high + 1)})
         sizes = sorted({-(-n // count) for count in parts[:: max(1, len(parts) // 16)]} | {chosen})
@@ -336,7 +354,8 @@ class _Search:
         solution = program.minimise(objective_with_tie_breaks(self.scenario, self.sizes, point, float(reference)))
         if solution.status == "optimal":
             policy = with_exact_budget(self.scenario, policy_of(self.scenario, self.sizes, point, choices, solution))
-            self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), point)
+            solved = SolvedPoint(point=point, choices=choices, values=solution.values)
+            self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), solved)
 
 
 def _classes(scenario: Scenario, sizes: Sizes, grid: Grid, pins: Pins) -> list[Point]:

@@ -215,14 +215,7 @@ def _cpu_pass(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Policy, *,
     def seconds(work: cost.Work) -> float:
         return float(rates.cpu_seconds(work))
 
-    every = seconds(cost.norms(model, formats, tokens)) + seconds(cost.qkv_projection(model, formats, tokens))
-    every += seconds(cost.output_projection(model, formats, tokens))
-    busy = model.n_layers * every + model.streamed_layers * seconds(cost.routed_experts(model, formats, tokens))
-    if model.n_moe_layers:
-        busy += model.n_moe_layers * (
-            seconds(cost.router(model, formats, tokens)) + seconds(cost.shared_expert(model, formats, tokens))
-        )
-        busy += model.n_dense_layers * seconds(cost.dense_mlp(model, formats, tokens))
+    busy = sum(layers * seconds(work) for _, layers, work in cost.layer_operators(model, formats, tokens))
     if prefill:
         for kind in model.layer_kinds:
             pairs = n / parts * sizes.prompt_pairs_by_window[kind.window]

@@ -1,0 +1,5 @@
+"""``python -m hrm``."""
+
+from hrm.cli import main
+
+main()

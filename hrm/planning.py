@@ -1,0 +1,279 @@
+"""From a scenario to a plan: search, what the answer is worth, and what a person should know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hrm.errors import HrmError, InfeasibleError
+from hrm.paper_search import find_paper_policy
+from hrm.pins import Pins
+from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
+from hrm.profile import Efficiency
+from hrm.profile_files import with_overrides
+from hrm.rates import derive_rates
+from hrm.roofline import balance_point, stack_of, turning_point_1, turning_point_2
+from hrm.roofline_operators import break_even_batch, ffn_intensity
+from hrm.scenario import Scenario, measure_sizes
+from hrm.search import SearchResult, SolverReport, find_policy
+from hrm.sensitivity import marginal_values
+from hrm.trivial import Trivial
+from hrm.units import GB, GIB
+
+__all__ = ["make_plan"]
+
+HOPELESS_DAYS = 30.0
+LARGE_HOST = "416 GB"
+
+
+def make_plan(
+    scenario: Scenario,
+    *,
+    hardware: dict[str, object],
+    model: dict[str, object],
+    pins: Pins | None = None,
+    cost_model: CostModel = "full",
+    max_hours: float = 24.0,
+    explain: bool = False,
+    notes: tuple[str, ...] = (),
+    on_progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Find the best policy of a scenario and everything the screen says about it.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    hardware, model : dict
+        Name and self-contained document of each, saved with the plan.
+    pins : Pins, optional
+        Variables that are given.
+    cost_model : {"full", "paper"}
+    max_hours : float
+        Bound on one batch [h]; not in the paper's model.
+    explain : bool
+        Solve the alternatives in any case.
+    notes : tuple of str
+        What was assumed on the way here.
+
+    Raises
+    ------
+    InfeasibleError
+        No plan fits.
+    InputError
+        The inputs contradict each other.
+    """
+    pins = pins or Pins()
+    inputs = PlanInputs(hardware=hardware, model=model, cost_model=cost_model, max_hours=max_hours, pins=pins)
+    if cost_model == "paper":
+        return _paper_plan(scenario, inputs, pins, notes)
+    try:
+        result = find_policy(scenario, pins, max_hours=max_hours, on_progress=on_progress)
+    except InfeasibleError as error:
+        if pins.given:
+            raise
+        raise _with_alternatives(error, scenario, max_hours) from None
+    policy, prediction = result.policy, result.prediction
+    sizes, rates = measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats)
+    marginal: dict[str, float] = {}
+    if result.solved is not None:
+        marginal = marginal_values(
+            scenario, sizes, rates, pins, result.solved, prediction.throughput_tokens_per_s, max_hours * 3600.0
+        )
+    if on_progress is not None and (explain or policy.weights_on_disk or policy.kv_on_disk):
+        on_progress("solving alternatives")
+    return Plan(
+        scenario=scenario,
+        inputs=inputs,
+        policy=policy,
+        prediction=prediction,
+        solver=result.solver,
+        trivial=result.trivial,
+        alternatives=_alternatives(scenario, result, pins, max_hours, explain=explain),
+        marginal_values=marginal,
+        turning_points=_turning_points(scenario, policy.micro_batch_size, cost_model),
+        warnings=_warnings(scenario, result),
+        notes=(*notes, *scenario.model.assumptions),
+    )
+
+
+def _paper_plan(scenario: Scenario, inputs: PlanInputs, pins: Pins, notes: tuple[str, ...]) -> Plan:
+    result = find_paper_policy(scenario, pins)
+    return Plan(
+        scenario=scenario,
+        inputs=inputs,
+        policy=result.policy,
+        prediction=result.prediction,
+        solver=SolverReport(
+            name="HiGHS (PuLP), Dinkelbach",
+            status="optimal",
+            gap=result.gap,
+            seconds=result.seconds,
+            points_bounded=result.points_bounded,
+            programs_solved=result.programs_solved,
+        ),
+        marginal_values={},
+        turning_points=_turning_points(scenario, result.policy.micro_batch_size, "paper"),
+        warnings=(
+            "Eqs. 12-14 leave out prefill, embedding, lm_head, launches and contention; with its authors' constants the "
+            "model is 2-6x too fast on their own logs.",
+        ),
+        notes=notes,
+    )
+
+
+def _turning_points(scenario: Scenario, micro_batch: int, cost_model: CostModel) -> TurningPoints | None:
+    """P1, P2 and the balance point of the experts at this micro-batch, and the break-even batch."""
+    model, formats = scenario.model, scenario.formats
+    try:
+        stack = stack_of(scenario.profile, formats.compute, operator="ffn")
+        on_gpu = ffn_intensity(model, formats, float(micro_batch), cost_model)
+        return TurningPoints(
+            p1_flop_per_byte=turning_point_1(stack, 0, 1),
+            p2_flop_per_byte=turning_point_2(stack, 0, 1, on_gpu),
+            balance_flop_per_byte=balance_point(stack, 0, 1, on_gpu),
+            break_even_tokens=break_even_batch(stack, model, formats, cost_model),
+        )
+    except HrmError:
+        return None
+
+
+def _alternatives(
+    scenario: Scenario, result: SearchResult, pins: Pins, max_hours: float, *, explain: bool
+) -> tuple[Alternative, ...]:
+    """What something else would give: solved when disk is used, or when asked for."""
+    policy = result.policy
+    found: list[Alternative] = []
+    if explain or policy.weights_on_disk > 0:
+        if not _is_small(scenario):
+            found.append(_try("int4 weights", "--weights-dtype int4", _with_int4(scenario), pins, max_hours))
+        larger = _with_large_host(scenario)
+        if larger is not None:
+            found.append(_try(f"a {LARGE_HOST} host", f"--set cpu.memory='{LARGE_HOST}'", larger, pins, max_hours))
+    if (explain or policy.kv_on_disk > 0 or policy.weights_on_disk > 0) and scenario.profile.disk is not None:
+        same = replace(pins, attention_on_gpu=policy.attention_on_gpu, ffn_on_gpu=policy.ffn_on_gpu)
+        without = replace(same if not explain else pins, kv_on_disk=0.0, weights_on_disk=0.0)
+        options = "--weights-on-disk 0 --kv-on-disk 0"
+        if pins.kv_on_disk is None and pins.weights_on_disk is None and not policy.everything_on_cpu:
+            found.append(_try("without the disk", options, scenario, without, max_hours))
+    if explain and not policy.everything_on_cpu:
+        flips = {
+            "attention on the " + ("CPU" if policy.attention_on_gpu else "GPU"): (
+                f"--attention {'cpu' if policy.attention_on_gpu else 'gpu'}",
+                replace(pins, attention_on_gpu=not policy.attention_on_gpu),
+                pins.attention_on_gpu,
+            ),
+            "experts on the " + ("CPU" if policy.ffn_on_gpu else "GPU"): (
+                f"--ffn {'cpu' if policy.ffn_on_gpu else 'gpu'}",
+                replace(pins, ffn_on_gpu=not policy.ffn_on_gpu, weights_on_gpu=None),
+                pins.ffn_on_gpu,
+            ),
+            "weights " + ("not " if policy.pin_weights else "") + "page-locked": (
+                "--no-pin-weights" if policy.pin_weights else "--pin-weights",
+                replace(pins, pin_weights=not policy.pin_weights),
+                pins.pin_weights,
+            ),
+        }
+        for name, (options, flipped, pinned) in flips.items():
+            if pinned is None:
+                found.append(_try(name, options, scenario, flipped, max_hours))
+        for key, amount in (("gpu.usable_memory", GIB), ("cpu.memory", GIB)):
+            grown = _grown(scenario, key, amount)
+            if grown is not None:
+                found.append(_try(f"1 GiB more {key.split('.')[0].upper()} memory", f"--set {key}=...", grown, pins, max_hours))
+        link = scenario.profile.link.host_to_device.pinned_bytes_per_s
+        faster = _grown(scenario, "link.host_to_device.pinned", GB, now=link)
+        if faster is not None:
+            found.append(_try("1 GB/s more link", "--set link.host_to_device.pinned=...", faster, pins, max_hours))
+    return tuple(found)
+
+
+def _try(name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float) -> Alternative:
+    try:
+        result = find_policy(scenario, pins, max_hours=max_hours)
+    except HrmError as error:
+        return Alternative(name=name, throughput_tokens_per_s=None, note=f"{options}: {error}")
+    return Alternative(name=name, throughput_tokens_per_s=result.prediction.throughput_tokens_per_s, note=options)
+
+
+def _is_small(scenario: Scenario) -> bool:
+    """Whether the expert weights already take 4 bits or so."""
+    return scenario.formats.experts(scenario.model) in ("int4", "mxfp4")
+
+
+def _with_int4(scenario: Scenario) -> Scenario:
+    formats = scenario.formats
+    compute = "fp16" if formats.compute in ("fp8", "int8") else formats.compute
+    return replace(scenario, formats=replace(formats, weights="int4", compute=compute))
+
+
+def _with_large_host(scenario: Scenario) -> Scenario | None:
+    """The same machine with 416 GB of CPU memory, where it has less."""
+    if scenario.profile.cpu.memory_bytes >= 416e9 * 0.95:
+        return None
+    return replace(scenario, profile=with_overrides(scenario.profile, {"cpu.memory": LARGE_HOST}))
+
+
+def _grown(scenario: Scenario, key: str, amount: float, now: float | None = None) -> Scenario | None:
+    profile = scenario.profile
+    have = {"gpu.usable_memory": profile.gpu.usable_memory_bytes, "cpu.memory": profile.cpu.memory_bytes}
+    value = (have[key] if now is None else now) + amount
+    changes: dict[str, object] = {}
+    if now is None:
+        changes[key] = f"{value / GIB:.9f} GiB"
+        if key == "gpu.usable_memory" and value > profile.gpu.memory_bytes:
+            changes["gpu.memory"] = f"{value / GIB:.9f} GiB"
+    else:
+        changes[key] = f"{value / GB:.9f} GB/s"
+    try:
+        return replace(scenario, profile=with_overrides(profile, changes))
+    except HrmError:
+        return None
+
+
+def _with_alternatives(error: InfeasibleError, scenario: Scenario, max_hours: float) -> InfeasibleError:
+    """The same error, with what int4 weights or a larger host would give."""
+    tries: list[Alternative] = []
+    if not _is_small(scenario):
+        tries.append(_try("int4 weights", "--weights-dtype int4", _with_int4(scenario), Pins(), max_hours))
+    larger = _with_large_host(scenario)
+    if larger is not None:
+        tries.append(_try(f"a {LARGE_HOST} host", f"--set cpu.memory='{LARGE_HOST}'", larger, Pins(), max_hours))
+    fits = [
+        f"{each.name} would give {each.throughput_tokens_per_s:.3g} token/s ({each.note})"
+        for each in tries
+        if each.throughput_tokens_per_s is not None
+    ]
+    if not fits:
+        return error
+    return InfeasibleError(f"{error}; {'; '.join(fits)}", limit=error.limit, missing_bytes=error.missing_bytes)
+
+
+def _warnings(scenario: Scenario, result: SearchResult) -> tuple[str, ...]:
+    """What a person should know before trusting the plan."""
+    found: list[str] = []
+    policy, prediction, model = result.policy, result.prediction, scenario.model
+    everything = next((plan for plan in result.trivial if plan.name == "all in GPU memory"), None)
+    if everything is not None and everything.prediction is not None:
+        if policy.weights_on_gpu >= 1 and policy.kv_on_gpu >= 1:
+            found.append("it all fits the GPU: offloading is pointless, any in-memory runtime will do as well.")
+        else:
+            found.append(_offloads_anyway(everything, prediction.throughput_tokens_per_s))
+    if policy.everything_on_cpu:
+        found.append("the CPU alone is faster than any use of this GPU here.")
+    days = prediction.completion_s / 86400.0
+    if days > HOPELESS_DAYS:
+        found.append(f"hopeless as asked: all requests take {days:.0f} days; see what would help below, or fewer requests.")
+    if model.checkpoint_dtype == "bf16" and scenario.formats.compute == "fp16":
+        found.append(f"{scenario.profile.gpu.name} has no bf16: a bf16 checkpoint is computed in fp16.")
+    if scenario.profile.efficiency == Efficiency():
+        found.append(
+            "rates are peaks, not measured here: public planners of this kind are 2-6x too fast against measurements."
+        )
+    return tuple(found)
+
+
+def _offloads_anyway(everything: Trivial, throughput: float) -> str:
+    rate = everything.prediction.throughput_tokens_per_s if everything.prediction is not None else 0.0
+    return (
+        f"all of it fits the GPU at {rate:.4g} token/s; offloading wins only {throughput / rate:.2f}x, by larger batches."
+    )

@@ -1,0 +1,319 @@
+"""Plan: inputs, policy, prediction and how both were found; one JSON document, both ways."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hrm import __version__
+from hrm.cost import Formats
+from hrm.errors import InputError
+from hrm.pins import Pins
+from hrm.policy import Policy
+from hrm.prediction import MemoryUse, Phase, Prediction
+from hrm.scenario import Scenario
+from hrm.search import SolverReport
+from hrm.trivial import Trivial
+
+__all__ = ["Alternative", "CostModel", "Plan", "PlanInputs", "TurningPoints", "read_plan_document", "save_plan"]
+
+CostModel = Literal["full", "paper"]
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """What something else would give.
+
+    Attributes
+    ----------
+    name : str
+        In words, e.g. "int4 weights".
+    throughput_tokens_per_s : float or None
+        None where it does not fit either.
+    note : str
+        What it takes, or why it does not fit.
+    """
+
+    name: str
+    throughput_tokens_per_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurningPoints:
+    """Where work should move (Eqs. 9, 10), for the experts of one layer.
+
+    Attributes
+    ----------
+    p1_flop_per_byte, p2_flop_per_byte : float
+        Below P1 it is faster to compute experts where they lie, on the CPU; below P2 the link binds.
+    balance_flop_per_byte : float
+        Past it a larger batch no longer helps, only a larger micro-batch (Eq. 11).
+    break_even_tokens : int or None
+        Tokens in a batch from which copying the experts to the GPU beats computing them on the CPU.
+    """
+
+    p1_flop_per_byte: float
+    p2_flop_per_byte: float
+    balance_flop_per_byte: float
+    break_even_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What the plan was asked for, as given.
+
+    Attributes
+    ----------
+    hardware, model : mapping
+        Name and self-contained document of each.
+    cost_model : {"full", "paper"}
+    max_hours : float
+        Bound on one batch [h].
+    pins : Pins
+    """
+
+    hardware: Mapping[str, Any]
+    model: Mapping[str, Any]
+    cost_model: CostModel
+    max_hours: float
+    pins: Pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The best policy found, what it should do, and what it was found for.
+
+    Attributes
+    ----------
+    scenario : Scenario
+    inputs : PlanInputs
+    policy : Policy
+    prediction : Prediction
+    solver : SolverReport
+    trivial : tuple of Trivial
+        All in GPU memory, CPU only: never better than the plan.
+    alternatives : tuple of Alternative
+        Solved when disk is used, or when asked for.
+    marginal_values : dict of str to float
+        Token/s per GiB or GB/s more (`hrm.sensitivity`).
+    turning_points : TurningPoints or None
+    warnings, notes : tuple of str
+        What a person should know before trusting the plan; what was assumed.
+    """
+
+    scenario: Scenario
+    inputs: PlanInputs
+    policy: Policy
+    prediction: Prediction
+    solver: SolverReport
+    trivial: tuple[Trivial, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    marginal_values: Mapping[str, float]
+    turning_points: TurningPoints | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parallelism(self) -> dict[str, Any]:
+        """How several GPUs work together."""
+        gpus = self.scenario.profile.gpu.count
+        return {"kind": "tensor" if gpus > 1 else "none", "degree": gpus}
+
+    @property
+    def formats_as_run(self) -> dict[str, str]:
+        """Storage of weights (routed experts) and KV cache, and arithmetic."""
+        formats, model = self.scenario.formats, self.scenario.model
+        return {"weights": formats.experts(model), "kv": formats.kv, "compute": formats.compute}
+
+    def to_dict(self, *, complete: bool = False) -> dict[str, Any]:
+        """The plan as a JSON document; not-a-number becomes null.
+
+        Parameters
+        ----------
+        complete : bool
+            With the whole hardware profile, model config and prompt lengths, so that it can be run elsewhere.
+        """
+        workload, prediction = self.scenario.workload, self.prediction
+        inputs: dict[str, Any] = {
+            "hardware": {"name": self.inputs.hardware["name"]},
+            "model": {"name": self.inputs.model["name"]},
+            "workload": {
+                "name": workload.name,
+                "generation_length": workload.generation_length,
+                "num_requests": workload.num_requests,
+                "padded": workload.padded,
+                "mean_prompt_tokens": workload.mean_prompt_tokens,
+                "max_prompt_tokens": workload.max_prompt_tokens,
+            },
+            "weights_dtype": self.scenario.formats.weights,
+            "cost_model": self.inputs.cost_model,
+            "max_hours": self.inputs.max_hours,
+            "pins": self.inputs.pins.given,
+        }
+        if complete:
+            inputs["hardware"] = dict(self.inputs.hardware)
+            inputs["model"] = dict(self.inputs.model)
+            inputs["workload"]["prompt_lengths"] = list(workload.prompt_lengths)
+        points = self.turning_points
+        document = {
+            "format": FORMAT,
+            "hrm_version": __version__,
+            "inputs": inputs,
+            "policy": {**self.policy.to_dict(), "dtypes": self.formats_as_run},
+            "parallelism": self.parallelism,
+            "schedule": self.policy.schedule,
+            "predicted": {
+                "throughput_tokens_per_s": prediction.throughput_tokens_per_s,
+                "decode_throughput_tokens_per_s": prediction.decode_throughput_tokens_per_s,
+                "prefill_s": prediction.prefill_s,
+                "decode_s": prediction.decode_s,
+                "startup_s": prediction.startup_s,
+                "completion_s": prediction.completion_s,
+                "num_batches": prediction.num_batches,
+                "layer_latency_s": prediction.layer_latency_s,
+                "bottleneck": prediction.bottleneck,
+                "decode_step": _phase(prediction.decode),
+                "prefill": _phase(prediction.prefill),
+            },
+            "memory": {level: _memory(use) for level, use in prediction.memory.items()},
+            "solver": {
+                "name": self.solver.name,
+                "status": self.solver.status,
+                "gap": self.solver.gap,
+                "seconds": self.solver.seconds,
+                "points_bounded": self.solver.points_bounded,
+                "programs_solved": self.solver.programs_solved,
+            },
+            "trivial_plans": [
+                {
+                    "name": plan.name,
+                    "throughput_tokens_per_s": plan.prediction.throughput_tokens_per_s if plan.prediction else None,
+                    "reason": plan.reason,
+                }
+                for plan in self.trivial
+            ],
+            "alternatives": [
+                {"name": each.name, "throughput_tokens_per_s": each.throughput_tokens_per_s, "note": each.note}
+                for each in self.alternatives
+            ],
+            "marginal_values": dict(self.marginal_values),
+            "turning_points": None
+            if points is None
+            else {
+                "p1_flop_per_byte": points.p1_flop_per_byte,
+                "p2_flop_per_byte": points.p2_flop_per_byte,
+                "balance_flop_per_byte": points.balance_flop_per_byte,
+                "break_even_tokens": points.break_even_tokens,
+            },
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
+        cleaned: dict[str, Any] = _without_nan(document)
+        return cleaned
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    return {
+        "seconds": phase.seconds,
+        "lanes_s": dict(phase.lanes),
+        "bytes": dict(phase.bytes_moved),
+        "bottleneck": phase.bottleneck,
+    }
+
+
+def _memory(use: MemoryUse) -> dict[str, Any]:
+    return {
+        "peak_bytes": use.peak_bytes,
+        "limit_bytes": use.limit_bytes,
+        "phase": use.phase,
+        "terms": dict(use.terms),
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null says that there is no such number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return value
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write a plan with its inputs.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(plan.to_dict(complete=True), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", where=str(path)) from None
+
+
+def read_plan_document(path: Path) -> tuple[Scenario, Policy, dict[str, Any]]:
+    """Read what `save_plan` wrote: its scenario and policy, and the whole document.
+
+    Raises
+    ------
+    InputError
+        The file is no plan, or something in it makes no sense: names file, key and value.
+    """
+    from hrm.families import read_spec
+    from hrm.model_files import read_config_file
+    from hrm.profile_files import profile_from_document
+    from hrm.workload import Workload
+
+    document = read_config_file(path)
+    where = str(path)
+    if document.get("format") != FORMAT:
+        raise InputError(
+            f"format is {document.get('format')!r}", where=where, way_out=f"a plan of format {FORMAT}: hrm plan -o FILE"
+        )
+    inputs = _at(document, "inputs", where)
+    hardware, model = _at(inputs, "hardware", where), _at(inputs, "model", where)
+    workload = _at(inputs, "workload", where)
+    if "document" not in hardware or "config" not in model or "prompt_lengths" not in workload:
+        raise InputError("this is the short form of a plan", where=f"{where}: inputs", way_out="hrm plan -o FILE")
+    policy = _at(document, "policy", where)
+    formats = _at(policy, "dtypes", where)
+    profile = profile_from_document(hardware["document"], name=str(hardware.get("name")), origin=f"{where}: hardware")
+    spec = read_spec(model["config"], file=f"{where}: model", name=str(model.get("name")))
+    lengths = workload["prompt_lengths"]
+    if not isinstance(lengths, list):
+        raise InputError("is no list", where=f"{where}: inputs.workload.prompt_lengths")
+    try:
+        scenario = Scenario(
+            profile=profile,
+            model=spec,
+            workload=Workload(
+                name=str(workload.get("name", "")),
+                prompt_lengths=tuple(lengths),
+                generation_length=workload["generation_length"],
+                num_requests=workload["num_requests"],
+                padded=workload["padded"],
+            ),
+            formats=Formats(
+                weights=inputs.get("weights_dtype"), kv=str(formats["kv"]), compute=str(formats["compute"])
+            ),
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the key {error} is missing or wrong", where=where) from None
+    return scenario, Policy.from_dict(policy, where=where), document
+
+
+def _at(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise InputError(f"the key {key!r} is missing or no object", where=where, way_out="hrm plan -o FILE")
+    return value
