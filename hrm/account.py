@@ -45,7 +45,7 @@ def pass_work(scenario: Scenario, sizes: Sizes, policy: Policy, phase: Phase) ->
         found[main]["attention"] = attention
     else:
         read = n * sizes.kv_read_bytes_per_request
-        per_byte = cost.attention_decode_per_kv_byte(model, formats)
+        per_byte = cost.attention_decode_per_kv_byte(model, formats, sizes.kv_read_bytes_per_request)
         on_gpu = 0.0 if on_cpu else (1.0 if policy.attention_on_gpu else policy.kv_on_gpu)
         for place, share in (("gpu", on_gpu), ("cpu", 1.0 - on_gpu)):
             if share:

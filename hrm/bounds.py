@@ -1,15 +1,16 @@
-"""Lower bounds on the seconds of a batch, for every batch and micro-batch size at once.
+"""Lower bounds on the seconds of a batch, for many points at once.
 
-A class of points shares A_g, F_g and the weight slots; its rows (`hrm.rows`) have arrays for coefficients, one entry
-per (N, mu). For any multipliers >= 0 on the rows, the objective plus multipliers times rows, minimised over nothing but
-each unknown's own range, is a lower bound on the program's optimum (weak duality). That minimum is a sum of closed
-forms, so one pass bounds every batch; multipliers that are the duals of one solved point are tight there and close
-to tight at its neighbours. A point whose bound is above the incumbent is discarded.
+A sheet is an array of nodes that share A_g, F_g and the weight slots: each is a batch and micro-batch size with a range
+of prefill micro-batches. Its rows (`hrm.rows`) have arrays for coefficients, one entry per node. For any multipliers
+>= 0 on the rows, the objective plus multipliers times rows, minimised over nothing but each unknown's own range, is a
+lower bound on the optimum (weak duality). That minimum is a sum of closed forms, so one pass bounds every node;
+multipliers that are the duals of one solved node are tight there and close to tight at its neighbours. A node whose
+bound is above the incumbent is discarded; others are cut into nodes with smaller ranges, down to single choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -20,51 +21,62 @@ import numpy.typing as npt
 from hrm.affine import Affine, total
 from hrm.full_cost import DENSE, EMBEDDING, EXPERTS_ON_DISK, EXPERTS_ON_GPU, HEAD, KV_ON_DISK, KV_ON_GPU, RING
 from hrm.pins import Pins
-from hrm.points import Grid, Point, prefill_choices
+from hrm.points import Point, prefill_range
 from hrm.rates import Rates
-from hrm.rows import PIN, PREFILL, STEP, choice_name, objective_of, rows_of, tops_of
-from hrm.scenario import Scenario, Sizes
+from hrm.rows import PIN, PREFILL, STEP, objective_of, rows_of, tops_of
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
-__all__ = ["BoundedClass", "bound_class", "combinations_of", "discard", "tighten"]
+__all__ = ["Sheet", "bound_sheet", "combinations_of", "discard", "guess_multipliers", "tighten"]
 
 Array = npt.NDArray[np.float64]
 Combination = tuple[bool, bool]  # non-expert weights and lm_head resident on the GPU
 
 
-@dataclass(slots=True)
-class BoundedClass:
-    """Bounds of one class of points; tightened in place as multipliers become known.
+@dataclass(slots=True, eq=False)
+class Sheet:
+    """Bounds of nodes of one class; tightened in place as multipliers become known.
 
     Attributes
     ----------
     point : Point
-        With arrays over the open part of the grid.
+        With arrays over the nodes.
+    low, high : ndarray
+        Range of the prefill micro-batch [requests].
     rows : dict of str to Affine
         By name, arrays for coefficients.
     lows, tops : dict of str to float or ndarray
         Ranges of the unknowns.
-    num_choices : int
-        Prefill choices.
+    objective : Affine
+        Seconds of a batch.
+    tied : bool
+        Embedding and lm_head are one matrix, so the combination places both.
     bounds : dict of combination to ndarray
         Lower bound on the seconds of a batch [s], by placement of non-expert weights and lm_head.
     """
 
     point: Point
+    low: Array
+    high: Array
     rows: dict[str, Affine]
     lows: dict[str, Any]
     tops: dict[str, Any]
-    num_choices: int
     objective: Affine
+    tied: bool
     bounds: dict[Combination, Array] = field(default_factory=dict)
 
     @property
     def lowest(self) -> Array:
-        """Bound of each batch over all combinations [s]."""
+        """Bound of each node over all combinations [s]."""
         return np.minimum.reduce(list(self.bounds.values()))
 
     def best_combination(self, index: int) -> Combination:
-        """Combination with the lowest bound at one batch."""
+        """Combination with the lowest bound at one node."""
         return min(self.bounds, key=lambda combination: float(self.bounds[combination][index]))
+
+    def is_single(self, index: int) -> bool:
+        """Whether the range of a node is one choice: every size in it makes as many micro-batches."""
+        size = float(np.asarray(self.point.size)[index])
+        return bool(np.ceil(size / self.low[index]) == np.ceil(size / self.high[index]))
 
 
 def combinations_of(pins: Pins) -> list[Combination]:
@@ -76,23 +88,26 @@ def combinations_of(pins: Pins) -> list[Combination]:
     return list(product(choices(pins.dense_weights_on_gpu), choices(pins.lm_head_on_gpu)))
 
 
-def bound_class(
+def bound_sheet(
     scenario: Scenario,
     sizes: Sizes,
     rates: Rates,
-    grid: Grid,
     point: Point,
+    low: Array,
+    high: Array,
     pins: Pins,
-    ladder: tuple[int, ...],
     *,
     max_seconds: float,
-) -> BoundedClass:
-    """Rows of a class over the whole grid, with first bounds from multipliers guessed for each lane in turn.
+) -> Sheet:
+    """Rows of nodes of one class, with bounds of zero, or infinity where memory cannot hold what must lie there.
 
-    The guess puts the whole objective on one lane of decode and one of prefill, and prices GPU memory so that a byte of
-    experts there is worth what it saves the lane; the best of the guesses counts.
+    Parameters
+    ----------
+    point : Point
+        With arrays over the nodes.
+    low, high : ndarray
+        Range of the prefill micro-batch of each node [requests].
     """
-    choices = prefill_choices(scenario, sizes, rates, point, pins, ladder)
     rows = {
         row.name: row.left
         for row in rows_of(
@@ -100,47 +115,52 @@ def bound_class(
             sizes,
             rates,
             point,
-            choices,
+            prefill_range(scenario, point.size, low, high),
             max_seconds=max_seconds,
             pin_allowed=pins.pin_weights is not False,
             pin_required=pins.pin_weights is True,
         )
     }
-    tops = dict(tops_of(scenario, sizes, point))
-    lows: dict[str, Any] = {name: 0.0 for name in tops}
+    tops: dict[str, Any] = dict(tops_of(scenario, sizes, point))
+    lows: dict[str, Any] = dict.fromkeys(tops, 0.0)
     if point.ring:
         lows[RING] = 2.0 * sizes.expert_bytes
-    for name, share, whole in (
-        (EXPERTS_ON_GPU, pins.weights_on_gpu, sizes.streamed_bytes),
-        (EXPERTS_ON_DISK, pins.weights_on_disk, sizes.streamed_bytes),
-        (KV_ON_GPU, pins.kv_on_gpu, tops[KV_ON_GPU]),
-        (KV_ON_DISK, pins.kv_on_disk, tops[KV_ON_DISK]),
-    ):
+    for name, share in ((EXPERTS_ON_GPU, pins.weights_on_gpu), (EXPERTS_ON_DISK, pins.weights_on_disk)):
         if share is not None:
-            tops[name] = np.minimum(share * np.asarray(whole), tops[name])
-            if name in (EXPERTS_ON_GPU, EXPERTS_ON_DISK):
-                lows[name] = tops[name]  # KV cache is cut to whole requests, so it may be less
+            lows[name] = tops[name] = min(share * sizes.streamed_bytes, tops[name])
+    # KV cache moves as whole requests of every micro-batch; only on the GPU may it be all, part-filled rows included.
+    size, count = np.asarray(point.size), np.asarray(point.micro_batches)
+    whole, unit = np.floor(size / count), kv_capacity_bytes(scenario, sizes, point.size) * count / size
+    tops[KV_ON_DISK] = np.minimum(tops[KV_ON_DISK], whole * unit)
+    for name, share in ((KV_ON_GPU, pins.kv_on_gpu), (KV_ON_DISK, pins.kv_on_disk)):
+        if share is not None and not (name == KV_ON_GPU and share >= 1.0):
+            tops[name] = np.minimum(tops[name], np.floor(share * whole + 1e-9) * unit)
+        if share is not None:
+            lows[name] = tops[name]
     for name, pinned in ((PIN, pins.pin_weights), (EMBEDDING, pins.embedding_on_gpu)):
         lows[name], tops[name] = (0.0, 1.0) if pinned is None else (float(pinned),) * 2
-    bounded = BoundedClass(
+    sheet = Sheet(
         point=point,
+        low=low,
+        high=high,
         rows=rows,
         lows=lows,
         tops=tops,
-        num_choices=len(choices),
         objective=objective_of(sizes),
+        tied=sizes.tied,
     )
     shape = np.asarray(point.size).shape
-    feasible = _may_fit(bounded)
+    feasible = _may_fit(sheet)
     for combination in combinations_of(pins):
-        bounded.bounds[combination] = np.where(feasible[combination], 0.0, np.inf) + np.zeros(shape)
-    for multipliers in _guesses(bounded, sizes):
-        tighten(bounded, multipliers)
-    return bounded
+        possible = feasible[combination]
+        if sizes.tied and pins.embedding_on_gpu not in (None, combination[1]):
+            possible = np.zeros(shape, dtype=bool)
+        sheet.bounds[combination] = np.where(possible, 0.0, np.inf) + np.zeros(shape)
+    return sheet
 
 
-def tighten(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> None:
-    """Raise the bounds of a class by one set of multipliers on its rows.
+def tighten(sheet: Sheet, multipliers: Mapping[str, float | Array]) -> None:
+    """Raise the bounds of a sheet by one set of multipliers on its rows.
 
     Parameters
     ----------
@@ -148,45 +168,40 @@ def tighten(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> 
         Seconds of objective per unit of each row; negative ones count as zero. Those of the decode lanes are scaled to
         add up to the decode steps, those of the prefill lanes to 1, so that the seconds drop out.
     """
-    for combination, value in _dual_values(bounded, multipliers, objective=1.0).items():
-        np.maximum(bounded.bounds[combination], value, out=bounded.bounds[combination])
+    hours = max(0.0, float(multipliers.get("max_hours", 0.0)))
+    for combination, value in _dual_values(sheet, multipliers, objective=1.0 + hours).items():
+        np.maximum(sheet.bounds[combination], value, out=sheet.bounds[combination])
 
 
-def discard(bounded: BoundedClass, multipliers: Mapping[str, float | Array]) -> None:
-    """Discard the batches where these multipliers prove that no values meet all rows (Farkas' lemma).
+def discard(sheet: Sheet, multipliers: Mapping[str, float | Array]) -> None:
+    """Discard the nodes where these multipliers prove that no values meet all rows (Farkas' lemma).
 
     Parameters
     ----------
     multipliers : mapping of str to float or ndarray
         On the rows, from a program that minimises how far rows are from being met.
     """
-    hours = float(multipliers.get("max_hours", 0.0))
-    for combination, value in _dual_values(bounded, multipliers, objective=hours).items():
-        bound = bounded.bounds[combination]
+    hours = max(0.0, float(multipliers.get("max_hours", 0.0)))
+    for combination, value in _dual_values(sheet, multipliers, objective=hours).items():
+        bound = sheet.bounds[combination]
         bound[value > 1e-6] = np.inf
 
 
 def _dual_values(
-    bounded: BoundedClass, multipliers: Mapping[str, float | Array], objective: float
+    sheet: Sheet, multipliers: Mapping[str, float | Array], objective: float
 ) -> dict[Combination, Any]:
-    """Least value over the ranges of `objective` times the seconds plus multipliers times rows."""
-    lagrangian = _weigh(bounded, multipliers, objective)
-    constant, parts, choice = _minimise(bounded, lagrangian)
-    values = {}
-    for combination in bounded.bounds:
-        value = constant + choice
-        for on, name in zip(combination, (DENSE, HEAD), strict=True):
-            if on:
-                value = value + parts[name]
-        values[combination] = value
-    return values
+    """Least value over the ranges of `objective` times the seconds plus multipliers times rows.
+
+    The row `max_hours` bounds the same seconds, so its multiplier is in `objective` and its constant among the rows.
+    """
+    return _minimise(sheet, _weigh(sheet, multipliers, objective), sheet.bounds)
 
 
-def _weigh(bounded: BoundedClass, multipliers: Mapping[str, float | Array], objective: float) -> Affine:
-    wanted = {unknown: objective * bounded.objective.coefficient(unknown) for unknown in (STEP, PREFILL)}
+def _weigh(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: float) -> Affine:
+    wanted = {unknown: objective * sheet.objective.coefficient(unknown) for unknown in (STEP, PREFILL)}
     sums: dict[str, Any] = {STEP: 0.0, PREFILL: 0.0}
     kept: dict[str, Any] = {}
-    for name, row in bounded.rows.items():
+    for name, row in sheet.rows.items():
         weight = np.maximum(multipliers.get(name, 0.0), 0.0)
         if not np.any(weight):
             continue
@@ -197,10 +212,10 @@ def _weigh(bounded: BoundedClass, multipliers: Mapping[str, float | Array], obje
                     sums[unknown] = sums[unknown] + weight
     terms = []
     for name, weight in kept.items():
-        row = bounded.rows[name]
+        row = sheet.rows[name]
         unknown = next((u for u in (STEP, PREFILL) if row.coefficient(u)), None)
         if name == "max_hours":
-            row = Affine(row.constant) if objective != 1.0 else Affine()  # a bound may do without it
+            row = Affine(row.constant)  # its seconds are in the objective already
         elif unknown is not None:
             weight = weight * (wanted[unknown] / sums[unknown])
             coefficients = {key: value for key, value in row.coefficients.items() if key != unknown}
@@ -209,52 +224,45 @@ def _weigh(bounded: BoundedClass, multipliers: Mapping[str, float | Array], obje
     return total(terms)
 
 
-def _minimise(bounded: BoundedClass, lagrangian: Affine) -> tuple[Any, dict[str, Any], Any]:
-    """Least value over the ranges: (without what the combination decides, that per name, of the prefill choice)."""
+def _minimise(
+    sheet: Sheet, lagrangian: Affine, combinations: Iterable[Combination]
+) -> dict[Combination, Any]:
+    """Least value over the ranges, for every combination: each unknown at the better end of its range."""
+    heads = (HEAD, EMBEDDING) if sheet.tied else (HEAD,)
     constant: Any = np.asarray(lagrangian.constant, dtype=np.float64)
-    named: dict[str, Any] = {DENSE: 0.0, HEAD: 0.0}
-    choice: Any = 0.0
-    if bounded.num_choices > 1:
-        choice = np.minimum.reduce(
-            np.broadcast_arrays(
-                *[
-                    np.asarray(lagrangian.coefficient(choice_name(i)), dtype=np.float64)
-                    for i in range(bounded.num_choices)
-                ]
-            )
-        )
     for name, coefficient in lagrangian.coefficients.items():
-        if name in named:
-            named[name] = coefficient
-        elif not name.startswith("prefill_choice"):
-            low, top = bounded.lows.get(name, 0.0), bounded.tops.get(name, 1.0)
+        if name != DENSE and name not in heads:
+            low, top = sheet.lows.get(name, 0.0), sheet.tops.get(name, 1.0)
             constant = constant + np.minimum(coefficient * low, coefficient * top)
-    return constant, named, choice
+    on_head = sum(lagrangian.coefficient(name) for name in heads)
+    return {
+        (dense, head): constant + (lagrangian.coefficient(DENSE) if dense else 0.0) + (on_head if head else 0.0)
+        for dense, head in combinations
+    }
 
 
-def _may_fit(bounded: BoundedClass) -> dict[Combination, Any]:
+def _may_fit(sheet: Sheet) -> dict[Combination, Any]:
     """Where each memory on its own, and all levels together, can hold what must lie there, for every combination."""
-    memories = [name for name in ("gpu_memory_decode", "gpu_memory_prefill", "cpu_memory", "lock_limit") if name in bounded.rows]
-    groups = [[name] for name in memories]
+    memories = ("gpu_memory_decode", "gpu_memory_prefill", "cpu_memory", "lock_limit")
+    groups = [[name] for name in memories if name in sheet.rows]
     for gpu in ("gpu_memory_decode", "gpu_memory_prefill"):
         groups.append([gpu, "cpu_memory"])
-        if "disk_memory" in bounded.rows:
+        if "disk_memory" in sheet.rows:
             groups.append([gpu, "cpu_memory", "disk_memory"])
-    leasts = [_minimise(bounded, total(bounded.rows[name] for name in group)) for group in groups]
-    result: dict[Combination, Any] = {}
-    for dense, head in product((True, False), repeat=2):
-        fits: Any = np.ones(np.asarray(bounded.point.size).shape, dtype=bool)
-        for least, parts, choice in leasts:
-            value = least + choice + (parts[DENSE] if dense else 0.0) + (parts[HEAD] if head else 0.0)
-            fits = fits & (value <= 1e3)
-        result[(dense, head)] = fits
-    return result
+    every = list(product((True, False), repeat=2))
+    leasts = [_minimise(sheet, total(sheet.rows[name] for name in group), every) for group in groups]
+    fits = np.ones(np.asarray(sheet.point.size).shape, dtype=bool)
+    return {each: fits & np.logical_and.reduce([np.asarray(least[each] <= 1e3) for least in leasts]) for each in every}
 
 
-def _guesses(bounded: BoundedClass, sizes: Sizes) -> list[dict[str, Any]]:
-    """First multipliers: each pair of a decode and a prefill lane, GPU memory priced by what experts save there."""
+def guess_multipliers(sheet: Sheet, sizes: Sizes) -> list[dict[str, Any]]:
+    """First multipliers, before anything is solved.
+
+    Each guess puts the whole objective on one lane of decode and one of prefill, and prices GPU memory so that a byte
+    of experts there is worth what it saves these lanes; the best of the guesses counts.
+    """
     steps = float(sizes.decode_steps)
-    rows = bounded.rows
+    rows = sheet.rows
     guesses: list[dict[str, Any]] = []
     pairs = [
         ("decode_host_to_device", "prefill_gpu"),
@@ -276,7 +284,7 @@ def _guesses(bounded: BoundedClass, sizes: Sizes) -> list[dict[str, Any]]:
         # What one byte on disk instead of in CPU memory costs prices CPU memory; what one byte of experts or KV cache
         # on the GPU then saves, per byte it takes there, prices GPU memory.
         memory, host = rows["gpu_memory_decode"], rows["cpu_memory"]
-        on_disk = [sums.coefficient(name) for name in (EXPERTS_ON_DISK, KV_ON_DISK) if np.any(bounded.tops[name])]
+        on_disk = [sums.coefficient(name) for name in (EXPERTS_ON_DISK, KV_ON_DISK) if np.any(sheet.tops[name])]
         host_price: Any = 0.0
         if on_disk and np.any(host.coefficient(EXPERTS_ON_DISK)):
             host_price = np.maximum(0.0, np.minimum.reduce(np.broadcast_arrays(*[np.asarray(c) for c in on_disk])))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hrm.affine import Number
-from hrm.dtypes import is_quantised, kv_bytes_per_value
+from hrm.dtypes import is_quantised
 from hrm.model import ModelSpec
 
 __all__ = [
@@ -114,7 +114,7 @@ def _dequantised(values: Number, dtype: str, formats: Formats) -> Number:
 def _linear(
     model: ModelSpec, formats: Formats, tokens: Number, parameters: int, activations: float, weight_bytes: float
 ) -> Work:
-    """A product of `tokens` rows, `activations` values each, with matrices of `parameters` values that are read once."""
+    """A product of `tokens` rows (`activations` values each) with matrices of `parameters` values, read once."""
     return Work(
         2.0 * tokens * parameters,
         weight_bytes + tokens * (activations * formats.activation_bytes),
@@ -155,19 +155,31 @@ def qkv_projection(model: ModelSpec, formats: Formats, tokens: Number) -> Work:
     return _linear(model, formats, tokens, parameters, model.hidden_size + qkv_values(model), weights)
 
 
-def attention_decode_per_kv_byte(model: ModelSpec, formats: Formats) -> Work:
+def attention_decode_per_kv_byte(model: ModelSpec, formats: Formats, kv_read_bytes: Number | None = None) -> Work:
     """Scores and values of one decode step, per byte of KV cache that is read.
 
     Attention is linear in the cached tokens, so one byte stands for all: 2*q*(d_k + d_v) FLOPs per cached token and
     query; with MLA both products run in the latent space. The authors' planner counts scores only (`hrm.paper_cost`).
+
+    Parameters
+    ----------
+    kv_read_bytes : float or ndarray, optional
+        KV cache one request reads in a step, over all layers [byte]: its queries and results, which every layer reads
+        and writes too, are spread over these bytes. Without it the KV cache alone is counted (a long context).
     """
     if model.mla is not None:
-        width = 2 * model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+        key = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+        width = key + model.mla.kv_lora_rank
     else:
-        width = model.head_dim + model.value_head_dim
-    token_bytes = model.kv_values_per_token_per_layer * kv_bytes_per_value(formats.kv)
+        key = model.head_dim
+        width = key + model.value_head_dim
+    token_bytes = float(model.kv_bytes_per_token_per_layer(formats.kv))
     dequantised = model.kv_values_per_token_per_layer / token_bytes if is_quantised(formats.kv) else 0.0
-    return Work(2.0 * model.n_heads * width / token_bytes, 1.0, dequantised)
+    touched: Number = 1.0
+    if kv_read_bytes is not None:
+        rows = model.n_layers * (model.n_heads * key + attention_result_values(model))
+        touched = 1.0 + rows * formats.activation_bytes / kv_read_bytes
+    return Work(2.0 * model.n_heads * width / token_bytes, touched, dequantised)
 
 
 def attention_prefill(
@@ -206,7 +218,7 @@ def router(model: ModelSpec, formats: Formats, tokens: Number) -> Work:
 
 
 def _mlp_activations(model: ModelSpec, width: int) -> float:
-    """Activation values per token of one MLP: each product reads its input and writes its output."""
+    """Activation values per token of one MLP: gate and up together read the input once, down reads what they wrote."""
     return 2.0 * model.hidden_size + 2.0 * (model.mlp_matrices - 1) * width
 
 

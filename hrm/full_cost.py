@@ -10,7 +10,7 @@ Legend: N batch, n_ub micro-batches, n_p prefill micro-batches, L layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +18,19 @@ from hrm import cost
 from hrm.affine import Affine, Number, total
 from hrm.policy import WeightSlots
 from hrm.rates import Phase, Rates
-from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas
+from hrm.units import MIB
 
 __all__ = ["Batch", "Lanes", "decode_lanes", "prefill_lanes"]
 
 KERNELS_PER_LAYER = 12
-"""Kernel launches of a layer and micro-batch: norms, projections, rotary, attention, router, grouped experts (counted by hand)."""
+"""Kernel launches of a layer and micro-batch: norms, projections, rotary, attention, router, experts (by hand)."""
+
+STAGING_BUFFER_BYTES = 4 * 128 * MIB
+"""Pinned ring through which pageable weights and disk reads reach the link: four pieces of 128 MiB."""
+
+WIDE_OPERATORS = ("router", "norms")
+"""Operators of a layer whose weights are never quantised, so that fp8 and int8 peaks are not theirs."""
 
 # Names of the unknowns; bytes unless said otherwise.
 EXPERTS_ON_GPU = "experts_on_gpu"
@@ -72,7 +79,8 @@ class Lanes:
         None where everything but copies of weights and KV cache is on the GPU.
     attention_phase, expert_phase : dict of str to Affine
         With a ring of experts the whole batch passes attention before the first expert, so a pass is the longest of
-        one plus the longest of the other; the copies of weights belong to the second, less what the ring holds.
+        one plus the longest of the other. Copies of the KV cache belong to the first, less what its buffers hold
+        before; copies of weights to the second, less what the ring holds.
     bytes_moved : dict of str to Affine
         Bytes per lane, for the report [byte].
     """
@@ -99,16 +107,36 @@ class Lanes:
             after = {"gpu": self.always["gpu"], "cpu": self.always["cpu"]}
             if self.chain is not None:
                 after["chain"] = self.chain
-            return {f"one_slot_{name}": self.weight_copies + seconds for name, seconds in after.items()}
+            if "disk" in self.attention_phase:
+                after["disk"] = self.attention_phase["disk"]
+            sums = {f"one_slot_{name}": self.weight_copies + seconds for name, seconds in after.items()}
+            reads = self._weight_reads(layers, rates)
+            if reads is not None:
+                after.pop("disk", None)  # the disk lane has both
+                sums.update({f"one_slot_reads_{name}": reads + seconds for name, seconds in after.items()})
+            return sums
         if slots == 2:
             return {}
-        hidden = Affine.of(RING, layers / rates.h2d_bytes_per_s)
-        sums = {}
-        for first, attention in self.attention_phase.items():
-            for second, experts in self.expert_phase.items():
-                late = experts - hidden if second == "host_to_device" else experts
-                sums[f"ring_{first}_then_{second}"] = attention + late
-        return sums
+        late = dict(self.expert_phase)
+        if "host_to_device" in late:
+            late["host_to_device"] = late["host_to_device"] - Affine.of(RING, layers / rates.h2d_bytes_per_s)
+            reads = self._weight_reads(layers, rates)
+            if reads is not None:
+                late["disk"] = reads - Affine.of(RING, layers / rates.disk_read_bytes_per_s)
+        return {
+            f"ring_{first}_then_{second}": attention + experts
+            for first, attention in self.attention_phase.items()
+            for second, experts in late.items()
+            if first != second  # that lane's own row says more
+        }
+
+    def _weight_reads(self, layers: int, rates: Rates) -> Affine | None:
+        """Seconds of disk reads of experts that wait for a slot: all but what the pinned ring takes per layer."""
+        per_byte = self.always["disk"].coefficient(EXPERTS_ON_DISK)
+        if not np.any(per_byte) or not np.any(self.weight_copies.coefficient(EXPERTS_ON_GPU)):
+            return None  # no disk, or the experts stay on the CPU side
+        waits: Affine = Affine.of(EXPERTS_ON_DISK, per_byte) - STAGING_BUFFER_BYTES * per_byte * layers
+        return waits
 
 
 def _layer_seconds(
@@ -122,8 +150,19 @@ def _layer_seconds(
         if name == "routed experts":
             expert = layers * rates.gpu_seconds(work, phase) if experts else 0.0
         else:
-            rest = rest + layers * rates.gpu_seconds(work, phase)
+            rest = rest + layers * rates.gpu_seconds(work, phase, wide=name in WIDE_OPERATORS)
     return rest, expert
+
+
+def _embedding(scenario: Scenario, rates: Rates, tokens: Number, phase: Phase) -> tuple[Affine, Affine, Affine]:
+    """Look-up of `tokens` rows where the table lies: (GPU seconds, CPU seconds, bytes in CPU memory)."""
+    work = cost.embedding(scenario.model, scenario.formats, tokens)
+    seconds, touched = rates.cpu_seconds(work), work.bytes_touched
+    return (
+        Affine.of(EMBEDDING, rates.gpu_seconds(work, phase)),
+        seconds - Affine.of(EMBEDDING, seconds),
+        touched - Affine.of(EMBEDDING, touched),
+    )
 
 
 def _all_reduce(scenario: Scenario, rates: Rates, tokens: Number) -> tuple[Number, Number]:
@@ -183,19 +222,20 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     read_per_byte = n * sizes.kv_read_bytes_per_request / capacity  # a step reads less than the cache may grow to
     off_gpu = 1.0 - Affine.of(KV_ON_GPU, 1.0 / capacity)  # share of the KV cache, hence of the requests
     kv_read_off_gpu = (capacity - Affine.of(KV_ON_GPU)) * read_per_byte
-    per_byte = cost.attention_decode_per_kv_byte(model, formats)
-    gpu_per_byte = rates.gpu_seconds(per_byte, "decode")
+    per_byte = cost.attention_decode_per_kv_byte(model, formats, sizes.kv_read_bytes_per_request)
+    on_each = replace(per_byte, bytes_touched=per_byte.bytes_touched * kv_replicas(scenario))
+    gpu_per_byte = rates.gpu_seconds(on_each, "decode", wide=True)
 
     # GPU
     rest, expert = _layer_seconds(scenario, rates, tokens, "decode", experts=batch.ffn_on_gpu)
-    head = n_ub * rates.gpu_seconds(cost.lm_head(model, formats, tokens), "decode")
-    gather = rates.gpu_seconds(cost.embedding(model, formats, n), "decode")
+    head = n_ub * rates.gpu_seconds(cost.lm_head(model, formats, tokens), "decode", wide=True)
+    gather, cpu_gather, gather_bytes = _embedding(scenario, rates, n, "decode")
     reduce_s, reduce_bytes = _all_reduce(scenario, rates, n)
     if batch.attention_on_gpu:
         attention = Affine(capacity * read_per_byte * gpu_per_byte)
     else:
         attention = Affine.of(KV_ON_GPU, read_per_byte * gpu_per_byte)
-    gpu_rest = attention + (n_ub * rest + head + gather + reduce_s)
+    gpu_rest = attention + gather + (n_ub * rest + head + reduce_s)
     gpu = gpu_rest + n_ub * expert
     at_once: Number = 0.0
     if batch.ffn_on_gpu:
@@ -204,7 +244,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
         gpu = gpu + Affine.of(RING_SLOTS, at_once - n_ub * expert)
 
     # CPU
-    cpu = Affine()
+    cpu = cpu_gather
     if not batch.attention_on_gpu:
         cpu = cpu + kv_read_off_gpu * rates.cpu_attention_seconds(per_byte)
     expert_dram: Number = 0.0
@@ -217,16 +257,17 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     expert_weights, other_weights = _streamed_weights(sizes, experts=batch.ffn_on_gpu)
     weights = expert_weights + other_weights
     row = n * model.hidden_size * activation
+    copied = row * rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
     hidden_down, hidden_up = Affine(), Affine()  # copies that computation waits for, each way
     if not batch.attention_on_gpu:
         hidden_down = hidden_down + off_gpu * (n * layers * cost.attention_result_values(model) * activation)
         hidden_up = hidden_up + off_gpu * (n * layers * cost.qkv_values(model) * activation)
     if not batch.ffn_on_gpu:
-        hidden_down, hidden_up = hidden_down + row * model.streamed_layers, hidden_up + row * model.streamed_layers
-    h2d_bytes = weights + (row - Affine.of(EMBEDDING, row)) + reduce_bytes + hidden_down
+        hidden_down, hidden_up = hidden_down + copied * model.streamed_layers, hidden_up + row * model.streamed_layers
+    h2d_bytes = weights + (copied - Affine.of(EMBEDDING, copied)) + reduce_bytes + hidden_down
     d2h_bytes = reduce_bytes + hidden_up
     if batch.attention_on_gpu:
-        h2d_bytes = h2d_bytes + kv_read_off_gpu
+        h2d_bytes = h2d_bytes + kv_read_off_gpu * kv_replicas(scenario)
         d2h_bytes = d2h_bytes + off_gpu * (n * sizes.kv_new_bytes_per_token)
     h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_ub * layers, n_ub * layers * 1.0)
 
@@ -238,7 +279,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
         disk_bytes = reads + writes
 
     attention_dram = kv_read_off_gpu if not batch.attention_on_gpu else Affine()
-    dram = h2d_bytes + d2h_bytes + disk_bytes + attention_dram + expert_dram
+    dram = h2d_bytes + d2h_bytes + disk_bytes + gather_bytes + attention_dram + expert_dram
     staged = expert_weights - Affine.of(EXPERTS_ON_DISK, 1.0 if batch.ffn_on_gpu else 0.0) + other_weights
 
     waits = hidden_down / rates.h2d_bytes_per_s + hidden_up / rates.d2h_bytes_per_s
@@ -249,6 +290,12 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
         chain = (gpu + cpu + waits) / n_ub
     if batch.ffn_on_gpu:
         attention_phase = {"gpu": gpu_rest}
+        if batch.attention_on_gpu:  # two micro-batches' KV cache waits in its slots
+            late = np.maximum(0.0, 1.0 - 2.0 / n_ub) * kv_replicas(scenario) / rates.h2d_bytes_per_s
+            attention_phase["host_to_device"] = kv_read_off_gpu * late
+        if rates.disk_read_bytes_per_s:
+            kv_reads = Affine.of(KV_ON_DISK, read_per_byte) - STAGING_BUFFER_BYTES * layers
+            attention_phase["disk"] = kv_reads / rates.disk_read_bytes_per_s
         if not batch.attention_on_gpu:
             attention_phase |= {"cpu": cpu, "chain": (gpu_rest + cpu + waits) / n_ub}
         expert_phase = {"gpu": Affine(at_once), "host_to_device": weights / rates.h2d_bytes_per_s}
@@ -312,11 +359,11 @@ def prefill_lanes(
     for kind in model.layer_kinds:
         pairs = n / n_p * sizes.prompt_pairs_by_window[kind.window]
         work = cost.attention_prefill(model, formats, tokens, pairs)
-        attention = attention + kind.count * rates.gpu_seconds(work, "prefill")
-    head = rates.gpu_seconds(cost.lm_head(model, formats, n / n_p), "prefill")
-    gather = rates.gpu_seconds(cost.embedding(model, formats, n * sizes.prompt_tokens), "prefill")
+        attention = attention + kind.count * rates.gpu_seconds(work, "prefill", wide=True)
+    head = rates.gpu_seconds(cost.lm_head(model, formats, n / n_p), "prefill", wide=True)
+    gather, cpu_gather, gather_bytes = _embedding(scenario, rates, n * sizes.prompt_tokens, "prefill")
     reduce_s, reduce_bytes = _all_reduce(scenario, rates, n * sizes.prompt_tokens)
-    gpu_rest = Affine(n_p * (rest + attention + head) + gather + reduce_s)
+    gpu_rest = gather + (n_p * (rest + attention + head) + reduce_s)
     gpu = gpu_rest + n_p * expert
 
     passes = n_p if ring else 1.0
@@ -324,7 +371,8 @@ def prefill_lanes(
     weights = (expert_weights + other_weights) * passes
     row = n * sizes.prompt_tokens * model.hidden_size * activation
     waiting = 0.0 * row if ring else np.where(np.asarray(n_p) > 1, row * (layers - 1.0), 0.0)
-    h2d_bytes = weights + waiting + (row - Affine.of(EMBEDDING, row)) + reduce_bytes
+    copied = row * rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
+    h2d_bytes = weights + waiting * rates.gpus + (copied - Affine.of(EMBEDDING, copied)) + reduce_bytes
     d2h_bytes = off_gpu * prompt_kv + waiting + reduce_bytes
     h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_p * layers, 2.0 * n_p * layers)
     disk, disk_bytes = Affine(), Affine()
@@ -332,12 +380,12 @@ def prefill_lanes(
         reads, writes = Affine.of(EXPERTS_ON_DISK) * passes, Affine.of(KV_ON_DISK, prompt_kv / capacity)
         disk = reads / rates.disk_read_bytes_per_s + writes / rates.disk_write_bytes_per_s
         disk_bytes = reads + writes
-    dram = h2d_bytes + d2h_bytes + disk_bytes
+    dram = h2d_bytes + d2h_bytes + disk_bytes + gather_bytes
     staged = weights - Affine.of(EXPERTS_ON_DISK) * passes
     return Lanes(
         always={
             "gpu": gpu,
-            "cpu": Affine(),
+            "cpu": cpu_gather,
             "host_to_device": h2d,
             "device_to_host": d2h,
             "disk": disk,

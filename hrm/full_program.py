@@ -1,7 +1,7 @@
 """The mixed-integer program of the full cost model at one point of the outer search, and the policy it finds.
 
-The point gives N, mu, A_g, F_g and the weight slots; the program chooses bytes on each level, whole requests of KV
-cache, placement of the tables, pinning and the prefill micro-batch. Its objective, seconds of a batch end to end, is
+The point gives N, mu, A_g, F_g, the weight slots and the prefill micro-batch; the program chooses bytes on each level,
+whole requests of KV cache, placement of the tables and pinning. Its objective, seconds of a batch end to end, is
 linear since N is given.
 """
 
@@ -27,7 +27,7 @@ from hrm.points import Point, PrefillChoice
 from hrm.policy import Policy
 from hrm.program import Program, Solution
 from hrm.rates import Rates
-from hrm.rows import PIN, PREFILL, STEP, choice_name, objective_of, rows_of, tops_of
+from hrm.rows import PIN, PREFILL, STEP, objective_of, rows_of, tops_of
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
 __all__ = [
@@ -66,7 +66,7 @@ def build_program(
     rates: Rates,
     point: Point,
     pins: Pins,
-    choices: list[PrefillChoice],
+    prefill: PrefillChoice,
     *,
     max_seconds: float,
     elastic: Collection[str] = (),
@@ -75,8 +75,8 @@ def build_program(
 
     Parameters
     ----------
-    choices : list of PrefillChoice
-        Prefill micro-batch sizes to choose from.
+    prefill : PrefillChoice
+        Prefill micro-batch.
     max_seconds : float
         Bound on prefill + decode of one batch [s].
     elastic : collection of str
@@ -103,19 +103,24 @@ def build_program(
         program.add_unknown(name, low, high, integer=True)
     program.add_unknown(STEP)
     program.add_unknown(PREFILL)
-    if len(choices) > 1:
-        for index in range(len(choices)):
-            program.add_unknown(choice_name(index), 0.0, 1.0, integer=True)
-        program.equal("one_prefill_choice", total(Affine.of(choice_name(i)) for i in range(len(choices))), 1.0)
     if sizes.tied:  # one matrix: on the GPU for both uses, or for neither
         program.equal("tied_tables", Affine.of(EMBEDDING) - Affine.of(HEAD), 0.0)
     if point.ring:
         program.add_unknown(RING_EXPERTS, 2.0, max(2.0, tops[RING] // sizes.expert_bytes), integer=True)
-        program.equal("ring_whole_experts", Affine.of(RING, 1 / GB) - Affine.of(RING_EXPERTS, sizes.expert_bytes / GB), 0)
+        whole = Affine.of(RING_EXPERTS, sizes.expert_bytes / GB)
+        program.equal("ring_whole_experts", Affine.of(RING, 1 / GB) - whole, 0)
     _whole_requests(program, scenario, sizes, point, pins, tops)
-    for row in rows_of(
-        scenario, sizes, rates, point, choices, max_seconds=max_seconds, pin_allowed=True, pin_required=pins.pin_weights is True
-    ):
+    rows = rows_of(
+        scenario,
+        sizes,
+        rates,
+        point,
+        prefill,
+        max_seconds=max_seconds,
+        pin_allowed=True,
+        pin_required=pins.pin_weights is True,
+    )
+    for row in rows:
         left = row.left
         if row.name in elastic:
             program.add_unknown(excess_of(row.name), scale=LIMITS[row.name])
@@ -173,7 +178,7 @@ def objective_with_tie_breaks(scenario: Scenario, sizes: Sizes, point: Point, re
 
 
 def policy_of(
-    scenario: Scenario, sizes: Sizes, point: Point, choices: list[PrefillChoice], solution: Solution
+    scenario: Scenario, sizes: Sizes, point: Point, prefill: PrefillChoice, solution: Solution
 ) -> Policy:
     """The policy a solution means, with shares as realised: rows of weights rounded down, whole requests."""
     values = solution.values
@@ -186,12 +191,11 @@ def policy_of(
     on_disk = min(max(0.0, on_disk), layer - on_gpu)
     n, n_ub = int(point.size), int(point.micro_batches)
     all_kv = values[ALL_KV_ON_GPU] > 0.5
-    chosen = next((i for i in range(len(choices)) if values.get(choice_name(i), 0.0) > 0.5), 0)
     return Policy(
         batch_size=n,
         micro_batch_size=int(point.micro_batch),
         num_micro_batches=n_ub,
-        prefill_micro_batch_size=int(choices[chosen].requests),
+        prefill_micro_batch_size=int(prefill.requests),
         attention_on_gpu=point.attention_on_gpu,
         ffn_on_gpu=point.ffn_on_gpu,
         weights_on_gpu=float(on_gpu / layer),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
+
 from hrm.errors import InfeasibleError
 from hrm.full_program import LIMITS, build_program, excess_of, least_excess
 from hrm.pins import Pins
-from hrm.points import Point, candidate_batches, prefill_choice
+from hrm.points import Grid, Point, candidate_batches, prefill_choice
 from hrm.policy import WeightSlots
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes
@@ -40,16 +42,15 @@ def least_excesses(
         For each limit, the least excess of it alone, every other one kept; missing where that cannot help.
     """
     grid = candidate_batches(scenario.workload.num_requests, pins)
-    index = int(grid.size.argmin())
+    index = int(np.argmin(grid.size))
     together: tuple[float, dict[str, float]] | None = None
     alone: dict[str, float] = {}
-    for point in _points(scenario, pins):
-        here = point.at(grid, index)
+    for here in _points(scenario, pins, grid, index):
         size = float(pins.prefill_micro_batch_size or 1)
-        choices = [prefill_choice(scenario, here.size, size)]
+        prefill = prefill_choice(scenario, here.size, size)
         for name, limits in [("", tuple(LIMITS)), *GROUPS.items()]:
             program = build_program(
-                scenario, sizes, rates, here, pins, choices, max_seconds=max_seconds, elastic=limits
+                scenario, sizes, rates, here, pins, prefill, max_seconds=max_seconds, elastic=limits
             )
             if not any(excess_of(limit) in program.unknowns for limit in limits):
                 continue
@@ -67,7 +68,9 @@ def least_excesses(
     return ({} if together is None else together[1]), alone
 
 
-def _points(scenario: Scenario, pins: Pins) -> list[Point]:
+def _points(scenario: Scenario, pins: Pins, grid: Grid, index: int) -> list[Point]:
+    """One batch of the grid in every class of points that the pins leave."""
+
     def choices(pinned: bool | None) -> tuple[bool, ...]:
         return (True, False) if pinned is None else (pinned,)
 
@@ -76,7 +79,14 @@ def _points(scenario: Scenario, pins: Pins) -> list[Point]:
     if scenario.model.streamed_experts < 3:
         slots = tuple(each for each in slots if each != "experts") or (1,)
     return [
-        Point(size=1.0, micro_batch=1.0, micro_batches=1.0, attention_on_gpu=a, ffn_on_gpu=f, slots=s)
+        Point(
+            size=float(grid.size[index]),
+            micro_batch=float(grid.micro_batch[index]),
+            micro_batches=float(grid.micro_batches[index]),
+            attention_on_gpu=a,
+            ffn_on_gpu=f,
+            slots=s,
+        )
         for a, f, s in product(choices(pins.attention_on_gpu), choices(pins.ffn_on_gpu), slots)
     ]
 

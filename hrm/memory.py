@@ -1,7 +1,8 @@
 """Peak bytes per memory level and phase, as named terms: what a plan says it needs is what it needs.
 
 Every term is `Affine` in the unknowns of the search. GPU bytes are those of all GPUs of a tensor-parallel group
-together: matrices and KV cache are split over it, activations of full width and the CUDA context are on each.
+together: matrices and KV heads are split over it; activations of full width, the latent cache of multi-head latent
+attention and the CUDA context are on each.
 Pinned buffers have fixed sizes, rounded up as the allocator does; weights are pinned in place, page by page.
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from hrm import cost
 from hrm.affine import Affine, Number
+from hrm.dtypes import is_quantised
 from hrm.full_cost import (
     DENSE,
     EMBEDDING,
@@ -22,13 +24,25 @@ from hrm.full_cost import (
     KV_ON_DISK,
     KV_ON_GPU,
     RING_SLOTS,
+    STAGING_BUFFER_BYTES,
     Batch,
 )
 from hrm.profile import HardwareProfile
-from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, worst_prompt_tokens
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas, worst_prompt_tokens
 from hrm.units import GIB, MIB
 
-__all__ = ["Terms", "activations_per_token", "cpu_terms", "disk_terms", "gpu_terms", "limit_bytes", "pinned_terms", "rounding_bytes"]
+__all__ = [
+    "Terms",
+    "activations_per_token",
+    "cpu_terms",
+    "dequantisation_bytes",
+    "describe_limit",
+    "disk_terms",
+    "gpu_terms",
+    "limit_bytes",
+    "pinned_terms",
+    "rounding_bytes",
+]
 
 Terms: TypeAlias = dict[str, Affine]
 
@@ -40,9 +54,6 @@ GPU_RESERVE_SHARE = 0.03
 
 HEAD_BUFFER_BYTES = 256 * MIB
 """A streamed lm_head comes in two pieces of at most this size."""
-
-STAGING_BUFFER_BYTES = 4 * 128 * MIB
-"""Pinned ring through which pageable weights and disk reads reach the link: four pieces of 128 MiB."""
 
 PIPELINE_DEPTH = 3
 """Micro-batches whose QKV or attention results are in flight: two looked ahead, one in use (Algorithm 1)."""
@@ -72,17 +83,44 @@ def activations_per_token(scenario: Scenario, *, ring: bool) -> float:
     value = scenario.formats.activation_bytes
     hidden = 2.0 * model.hidden_size * gpus  # the residual stream and its normalised copy are on every GPU
     attention = cost.qkv_values(model) + cost.attention_result_values(model)
-    expert = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
+    expert = _expert_visit_values(scenario)
     shared = model.mlp_matrices * model.shared_ffn
     if ring:
-        visits = min(2.0 * model.streamed_top_k / model.streamed_experts, 1.0)
-        experts = visits * expert + 4.0 / value * model.hidden_size * gpus
+        experts = _ring_visits(scenario) * expert + 4.0 / value * model.hidden_size * gpus
     else:
         experts = model.streamed_top_k * expert
     widths = [attention, experts + shared]
     if model.n_dense_layers and model.is_moe:
         widths.append(model.mlp_matrices * model.dense_ffn)
     return (hidden + max(widths)) * value
+
+
+def _expert_visit_values(scenario: Scenario) -> float:
+    """Values alive while a token visits one expert: its rows in and out, whole on every GPU, and those between."""
+    model, gpus = scenario.model, scenario.profile.gpu.count
+    return 2.0 * model.hidden_size * gpus + model.mlp_matrices * model.streamed_ffn
+
+
+def _ring_visits(scenario: Scenario) -> float:
+    """Share of the tokens that one expert of a ring serves at most: twice the mean, for skewed routing."""
+    return min(2.0 * scenario.model.streamed_top_k / scenario.model.streamed_experts, 1.0)
+
+
+def dequantisation_bytes(scenario: Scenario) -> float:
+    """Room for the largest quantised matrix expanded to the activation precision, one at a time [byte]."""
+    model, formats = scenario.model, scenario.formats
+    others = model.qkv_matrices + model.output_matrices + model.shared_matrices
+    if model.is_moe and model.n_dense_layers:
+        others += model.dense_matrices
+    experts = model.streamed_expert_matrices
+    found = [(experts, model.expert_matrix_dtype(formats.weights)), (others, formats.linear(model))]
+    values = [
+        rows * columns
+        for matrices, dtype in found
+        if is_quantised(dtype) and dtype != formats.compute
+        for rows, columns in matrices
+    ]
+    return max(values, default=0) * formats.activation_bytes
 
 
 def _logits(scenario: Scenario, requests: Number) -> Number:
@@ -122,7 +160,8 @@ def gpu_terms(
         "embedding": Affine.of(EMBEDDING, sizes.embedding_bytes),
         "lm_head": Affine.of(HEAD, 0.0 if sizes.tied else sizes.lm_head_bytes),
         "non-expert weight slots": Affine.of(DENSE_SLOTS),
-        "KV cache": Affine.of(KV_ON_GPU),
+        "KV cache": Affine.of(KV_ON_GPU, kv_replicas(scenario)),
+        "dequantisation scratch": Affine(dequantisation_bytes(scenario)),
         "CUDA context": Affine(gpus * profile.gpu.context_bytes),
         "reserve": Affine(gpus * profile.gpu.usable_memory_bytes * GPU_RESERVE_SHARE),
     }
@@ -133,23 +172,27 @@ def gpu_terms(
     if phase == "prefill":
         boundary = 2.0 * tokens * model.hidden_size * value * gpus  # one micro-batch in, one out, while one computes
         new_kv = 2.0 * tokens * sizes.kv_new_bytes_per_token / model.n_layers
-        terms["activations"] = Affine(
-            np.maximum(tokens * activations_per_token(scenario, ring=ring) + boundary, _logits(scenario, requests)) + new_kv
-        )
+        widest = np.maximum(tokens * activations_per_token(scenario, ring=ring) + boundary, _logits(scenario, requests))
+        terms["activations"] = Affine(widest + new_kv)
         return terms
     flight = 0.0
     if not batch.attention_on_gpu:
         flight = PIPELINE_DEPTH * (cost.qkv_values(model) + cost.attention_result_values(model)) * value
-    terms["activations"] = Affine(
-        np.maximum(requests * (activations_per_token(scenario, ring=ring) + flight), _logits(scenario, requests))
-    )
+    alive = np.maximum(requests * (activations_per_token(scenario, ring=ring) + flight), _logits(scenario, requests))
+    if ring:  # one expert serves its tokens of the whole batch at once
+        alive = np.maximum(alive, n * (_ring_visits(scenario) * _expert_visit_values(scenario) * value))
+    terms["activations"] = Affine(alive)
     # With a ring of experts the whole batch is between attention and experts at once: input and float32 sum per token.
     row = model.hidden_size * gpus
     terms["hidden states of the batch"] = n * (row * value) + Affine.of(RING_SLOTS, n * (row * (value + 4.0)))
     if batch.attention_on_gpu:
         # Two micro-batches' KV of one layer: one read while the next one arrives. As full as the budget allows.
-        worst = tokens * (sizes.kv_bytes_per_request / (sizes.prompt_tokens + sizes.generation_length))
-        slots = 2.0 * worst / model.n_layers
+        windows = [kind.window for kind in model.layer_kinds]
+        held = tokens
+        if None not in windows:
+            held = np.minimum(tokens, requests * float(max(window for window in windows if window is not None)))
+        per_token = float(model.kv_bytes_per_token_per_layer(scenario.formats.kv)) * kv_replicas(scenario)
+        slots = 2.0 * held * per_token
         terms["KV slots"] = slots - Affine.of(KV_ON_GPU, slots / capacity)
     return terms
 
@@ -200,6 +243,13 @@ def cpu_terms(
         "KV cache": capacity - Affine.of(KV_ON_GPU) - Affine.of(KV_ON_DISK),
         "hidden states of all prompts": Affine(np.where(np.asarray(prefill_micro_batches) > 1, waiting, 0.0)),
     }
+    if not batch.ffn_on_gpu:
+        width = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
+        scratch = requests * (model.streamed_top_k * width * value) + dequantisation_bytes(scenario)
+        terms["expert scratch"] = Affine(scratch)
+        # Every micro-batch passes a layer's experts, so those on disk stay in memory for the whole layer: two layers,
+        # one in use while the other is read. (With experts on the GPU the weight slots there do this.)
+        terms["disk landing buffers"] = Affine.of(EXPERTS_ON_DISK, 2.0 / sizes.streamed_layers)
     terms.update(pinned_terms(scenario, batch, requests))
     return terms
 

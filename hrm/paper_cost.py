@@ -122,11 +122,6 @@ class PaperTerms:
             seconds = seconds + self.ffn_seconds(micro_batch, on_gpu=False)
         return seconds
 
-    def gpu_home_bytes(self) -> Affine:
-        """Weights kept on the GPU and the buffer of two layers [byte]."""
-        stays = self.weights_layer * (self.layers - 2.0)
-        return self.weights_other + 2.0 * self.weights_layer + Affine.of(WEIGHTS_ON_GPU, stays)
-
     def gpu_memory(self, micro_batch: Number, requests: Number, *, phase: str) -> dict[str, Affine]:
         """GPU bytes by term, in prefill or decode [byte]; the residual of all N requests stays on the GPU."""
         tokens = micro_batch * self.prompt

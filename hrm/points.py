@@ -1,4 +1,4 @@
-"""Points of the outer search: batch, micro-batch, places of computation, weight slots, and the prefill ladder."""
+"""Points of the outer search: batch, micro-batch, places of computation, weight slots, prefill micro-batch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hrm.affine import Number
-from hrm.full_cost import Batch, prefill_lanes
-from hrm.memory import activations_per_token, limit_bytes
+from hrm.full_cost import Batch
 from hrm.pins import Pins
 from hrm.policy import WeightSlots
-from hrm.rates import Rates
-from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, worst_prompt_tokens
+from hrm.scenario import Scenario, worst_prompt_tokens
 
-__all__ = ["Grid", "Point", "PrefillChoice", "candidate_batches", "prefill_choices", "prefill_ladder", "ring_prefill_size"]
+__all__ = ["Grid", "Point", "PrefillChoice", "candidate_batches", "prefill_choice", "prefill_range"]
 
 Array = npt.NDArray[np.float64]
-
-LADDER_STEP = 1.3
-LADDER_GAIN = 0.003
-"""The next prefill micro-batch size must save this share of GPU time to be worth trying."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +70,19 @@ class Point:
         """Whether expert weights come through a ring of experts."""
         return self.slots == "experts"
 
-    def at(self, grid: Grid, index: int) -> Point:
-        """The same class of point at one batch of the grid."""
-        return replace(
-            self,
-            size=float(grid.size[index]),
-            micro_batch=float(grid.micro_batch[index]),
-            micro_batches=float(grid.micro_batches[index]),
+    def at(self, index: int | npt.NDArray[np.int64]) -> Point:
+        """One point, or several, of arrays of them."""
+        size, micro_batch, micro_batches = (
+            np.asarray(count)[index] for count in (self.size, self.micro_batch, self.micro_batches)
         )
+        if size.ndim == 0:
+            size, micro_batch, micro_batches = float(size), float(micro_batch), float(micro_batches)
+        return replace(self, size=size, micro_batch=micro_batch, micro_batches=micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChoice:
-    """One prefill micro-batch size.
+    """One prefill micro-batch size, or the least of a range of them (`prefill_range`).
 
     Attributes
     ----------
@@ -157,66 +151,15 @@ def prefill_tokens(scenario: Scenario, batch_size: Number, parts: Number, reques
 
 def prefill_choice(scenario: Scenario, batch_size: Number, requests: Number) -> PrefillChoice:
     """The choice of at most that many requests per prefill micro-batch."""
-    held = np.minimum(requests, batch_size)
-    parts = np.ceil(batch_size / held)
-    return PrefillChoice(requests=held, parts=parts, tokens=prefill_tokens(scenario, batch_size, parts, held))
+    return prefill_range(scenario, batch_size, requests, requests)
 
 
-def prefill_ladder(scenario: Scenario, sizes: Sizes, rates: Rates) -> tuple[int, ...]:
-    """Prefill micro-batch sizes worth trying with whole layers in the slots, about 30 % apart.
+def prefill_range(scenario: Scenario, batch_size: Number, low: Number, high: Number) -> PrefillChoice:
+    """What every choice from `low` to `high` requests needs at least: memory of the smallest, passes of the largest.
 
-    A larger one needs more memory and reads the weights from GPU memory less often; past the point where the products
-    are bound by FLOPs nothing is won, and the ladder ends. `hrm.search` tries the whole numbers between at the end.
+    Memory grows with the micro-batch and seconds grow with the number of passes, so a bound with these numbers holds
+    for all of the range; where both ends give the same number of passes the smaller one is the best choice itself.
     """
-    requests = scenario.workload.num_requests
-    most = limit_bytes(scenario.profile)["gpu"]
-    per_token = activations_per_token(scenario, ring=False)
-    batch = Batch(size=float(requests), micro_batches=1.0, attention_on_gpu=True, ffn_on_gpu=True)
-    chosen, best, value = [1], np.inf, 1.0
-    while True:
-        size = round(value)
-        lanes = prefill_lanes(scenario, sizes, rates, batch, float(-(-requests // size)), ring=False)
-        seconds = float(lanes.always["gpu"].constant)
-        if seconds < best * (1.0 - LADDER_GAIN):
-            chosen, best = [*chosen, size], seconds
-        elif size >= 16:
-            break
-        value = max(value * LADDER_STEP, size + 1.0)
-        if value > requests or prefill_tokens(scenario, float(requests), -(-requests // size), size) * per_token > most:
-            break
-    return tuple(sorted({*chosen, requests} if requests <= 2 * chosen[-1] else set(chosen)))
-
-
-def ring_prefill_size(scenario: Scenario, sizes: Sizes, rates: Rates, batch_size: Number) -> Number:
-    """Prefill micro-batch with a ring of experts: as small as keeps the GPU busy while the weights come again.
-
-    Every prefill micro-batch copies all weights, so it should hold enough prompts to compute as long as that takes,
-    and no more than GPU memory holds beside the buffers.
-    """
-    probe = Batch(size=batch_size, micro_batches=1.0, attention_on_gpu=True, ffn_on_gpu=True)
-    gpu = prefill_lanes(scenario, sizes, rates, probe, 1.0 + 0.0 * np.asarray(batch_size), ring=True).always["gpu"]
-    per_request = np.asarray(gpu.constant) / batch_size
-    limits = limit_bytes(scenario.profile)
-    capacity = kv_capacity_bytes(scenario, sizes, batch_size)
-    overflow = np.maximum(0.0, sizes.weight_bytes + capacity - limits["cpu"] - limits["gpu"])
-    copies = np.asarray(sizes.streamed_bytes / rates.h2d_bytes_per_s)
-    if rates.disk_read_bytes_per_s:
-        copies = np.maximum(copies, np.minimum(overflow, sizes.streamed_bytes) / rates.disk_read_bytes_per_s)
-    wanted = copies / per_request
-    room = limits["gpu"] * 0.5 / activations_per_token(scenario, ring=True) - scenario.workload.max_prompt_tokens
-    held = np.maximum(room / sizes.prompt_tokens, 1.0)
-    return np.maximum(1.0, np.floor(np.minimum(np.minimum(wanted + 1.0, held), batch_size)))
-
-
-def prefill_choices(
-    scenario: Scenario, sizes: Sizes, rates: Rates, point: Point, pins: Pins, ladder: tuple[int, ...]
-) -> list[PrefillChoice]:
-    """Choices of the prefill micro-batch at a point."""
-    if pins.prefill_micro_batch_size is not None:
-        return [prefill_choice(scenario, point.size, float(pins.prefill_micro_batch_size))]
-    if point.ring:
-        return [prefill_choice(scenario, point.size, ring_prefill_size(scenario, sizes, rates, point.size))]
-    if isinstance(point.size, np.ndarray):
-        return [prefill_choice(scenario, point.size, size) for size in (*map(float, ladder), point.size)]
-    held = sorted({min(size, int(point.size)) for size in ladder} | {int(point.size)})
-    return [prefill_choice(scenario, point.size, float(size)) for size in held]
+    held = np.minimum(low, batch_size)
+    tokens = prefill_tokens(scenario, batch_size, np.ceil(batch_size / held), held)
+    return PrefillChoice(requests=held, parts=np.ceil(batch_size / np.minimum(high, batch_size)), tokens=tokens)

@@ -236,7 +236,7 @@ def _batch(policy: Policy) -> Batch:
 
 
 def startup_seconds(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Policy) -> float:
-    """Seconds to read the weights and, where the policy says so, to page-lock those in CPU memory [s].
+    """Seconds to read the weights and to page-lock buffers, copied KV cache and, in a policy that pins, weights [s].
 
     Weights that stay on disk are not read. Without a disk in the profile they arrive at the host's copy rate.
     """
@@ -251,6 +251,9 @@ def startup_seconds(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Poli
         in_cpu += 0.0 if policy.dense_weights_on_gpu else sizes.dense_bytes
         in_cpu += 0.0 if policy.lm_head_on_gpu else sizes.lm_head_bytes
         locked += in_cpu
+    if policy.attention_on_gpu:  # its KV cache is copied each step, so it is page-locked
+        capacity = float(kv_capacity_bytes(scenario, sizes, float(policy.batch_size)))
+        locked += capacity * (1.0 - policy.kv_on_gpu - policy.kv_on_disk)
     return float(seconds + locked / rates.pinning_bytes_per_s)
 
 

@@ -30,7 +30,10 @@ class Rates:
     Attributes
     ----------
     gpu_flops_per_s : dict of phase to float
-        All GPUs of the group [FLOP/s].
+        All GPUs of the group, at the compute format [FLOP/s].
+    gpu_wide_flops_per_s : dict of phase to float
+        The same for operators whose weights are never quantised (attention, router, lm_head): the 16-bit peak where
+        the compute format is fp8 or int8 [FLOP/s].
     gpu_vector_flops_per_s, gpu_bytes_per_s : float
         Vector units [FLOP/s], memory [byte/s].
     cpu_flops_per_s, cpu_attention_bytes_per_s, cpu_bytes_per_s : float
@@ -49,6 +52,7 @@ class Rates:
 
     gpus: int
     gpu_flops_per_s: dict[Phase, float]
+    gpu_wide_flops_per_s: dict[Phase, float]
     gpu_vector_flops_per_s: float
     gpu_bytes_per_s: float
     cpu_flops_per_s: float
@@ -67,9 +71,9 @@ class Rates:
     overhead_s: float
     all_reduce_bytes_per_s: float | None
 
-    def gpu_seconds(self, work: Work, phase: Phase) -> Number:
-        """Seconds of one operator on the GPU(s) [s] (Eq. 8)."""
-        compute = work.flops / self.gpu_flops_per_s[phase]
+    def gpu_seconds(self, work: Work, phase: Phase, *, wide: bool = False) -> Number:
+        """Seconds of one operator on the GPU(s) [s] (Eq. 8); `wide` = its weights are never quantised."""
+        compute = work.flops / (self.gpu_wide_flops_per_s if wide else self.gpu_flops_per_s)[phase]
         memory = work.bytes_touched / self.gpu_bytes_per_s
         expand = work.dequantised * (DEQUANTISATION_FLOPS / self.gpu_vector_flops_per_s)
         return np.maximum(compute, memory) + expand
@@ -89,6 +93,9 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
     """Rates of a profile for the given number formats; without efficiencies everything works from peaks."""
     gpus, shares, link = profile.gpu.count, profile.efficiency, profile.link
     peak = gpus * profile.gpu.peak(formats.compute)
+    wide = peak
+    if formats.compute in ("fp8", "int8"):  # both operands must have the format: attention, router and tables do not
+        wide = gpus * profile.gpu.peak("bf16" if "bf16" in profile.gpu.dtypes else "fp16")
     vector = gpus * profile.gpu.peak_flops_per_s.get("fp32", profile.gpu.peak(formats.compute))
     totals = profile.host_totals
 
@@ -100,6 +107,7 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
     return Rates(
         gpus=gpus,
         gpu_flops_per_s={"prefill": peak * shares.gpu_flops_prefill, "decode": peak * shares.gpu_flops_decode},
+        gpu_wide_flops_per_s={"prefill": wide * shares.gpu_flops_prefill, "decode": wide * shares.gpu_flops_decode},
         gpu_vector_flops_per_s=vector,
         gpu_bytes_per_s=gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_bandwidth,
         cpu_flops_per_s=profile.cpu.peak(formats.compute) * shares.cpu_flops,

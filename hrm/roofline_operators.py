@@ -59,9 +59,9 @@ def attention_work(model: ModelSpec, formats: Formats, context: float, cost_mode
     context : float
         Cached tokens [tokens].
     cost_model : {"paper", "full"}
-        ``"paper"``: ``q*(2d+2)`` FLOPs per cached token, scores only; ``v*(2*q*d + 2*context*kv*d)`` bytes: query, result,
-        keys and values. Mixtral 8x7B at context 512: 2.000 FLOP/byte in fp16, 8.000 in int4. ``"full"``: scores and
-        values over the KV cache with its scales; queries and results count among the copies, so the context cancels.
+        ``"paper"``: ``q*(2d+2)`` FLOPs per cached token, scores only; ``v*(2*q*d + 2*context*kv*d)`` bytes: query,
+        result, keys and values. Mixtral 8x7B at context 512: 2.000 FLOP/byte in fp16, 8.000 in int4. ``"full"``: scores
+        and values over the KV cache with its scales; queries and results count as copies, so the context cancels.
 
     Returns
     -------
@@ -94,8 +94,9 @@ def ffn_work(model: ModelSpec, formats: Formats, tokens: float, cost_model: Cost
     tokens : float
         Tokens computed at once [tokens].
     cost_model : {"paper", "full"}
-        ``"paper"``: ``2*tokens*3*h1*h2*k`` FLOPs, ``v*(3*h1*h2*E + tokens*(h1 + h2))`` bytes: every expert read. Mixtral 8x7B
-        at 128 tokens: 31.947 FLOP/byte. ``"full"``: only the experts that tokens reach, activations of every product.
+        ``"paper"``: ``2*tokens*3*h1*h2*k`` FLOPs, ``v*(3*h1*h2*E + tokens*(h1 + h2))`` bytes: every expert is read.
+        Mixtral 8x7B at 128 tokens: 31.947 FLOP/byte. ``"full"``: only the experts that tokens reach, and the
+        activations of every product.
 
     Returns
     -------
@@ -171,7 +172,7 @@ def ffn_places(
     i: int = 0,
     j: int = 1,
 ) -> Places:
-    """Routed experts at level i in micro-batches, weights copied from level j once per batch; and the batch at level j."""
+    """Routed experts at level i in micro-batches, weights copied from j once per batch; and the batch at level j."""
     return compare_places(
         stack,
         i,
@@ -218,8 +219,8 @@ def break_even_batch(
 
     Turning point P1 in tokens per layer and step: copying the experts that the tokens reach from j to i and computing
     there at once, against computing at j. Copy and computation overlap at i (Eqs. 4-7), and the batch is one
-    micro-batch. Quantised weights are expanded by the processor of j, as in `hrm.rates`; at i that is left out, the link
-    being slower by far. Found by bisection, since the ratio of the two times falls with the batch.
+    micro-batch. Quantised weights are expanded by the processor of j, as in `hrm.rates`; at i that is left out, the
+    link being slower by far. Found by bisection, since the ratio of the two times falls with the batch.
 
     Parameters
     ----------

@@ -1,359 +1,82 @@
-"""One roofline picture and the numbers behind it: what `hrm roofline` and the notebook show (Figures 4 and 5).
-
-A `RooflineView` holds what is drawn; `hrm.plots.draw_roofline` draws it, `roofline_document` writes it as JSON,
-`explain_roofline` says it in words.
-"""
+"""A roofline figure in words and as numbers, and what `hrm roofline` does (Figures 4 and 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hrm.cost import Formats
-from hrm.dtypes import KV_DTYPES, WEIGHT_DTYPES, parse_dtype
-from hrm.errors import InputError
 from hrm.model import ModelSpec
 from hrm.profile import Efficiency, HardwareProfile
-from hrm.roofline import CostModel, Operator, Places, Stack, attainable_from, attainable_local, link_bandwidth, stack_of
-from hrm.roofline_operators import (
-    MOST_TOKENS,
-    attention_places,
-    batch_at_intensity,
-    break_even_batch,
-    ffn_intensity,
-    ffn_places,
-    ffn_work,
-    linear_places,
-)
-from hrm.scenario import choose_formats
-from hrm.units import format_bandwidth, format_compute, format_size
+from hrm.roofline import CostModel, Operator, Places, Stack, link_bandwidth
+from hrm.roofline_operators import linear_places
+from hrm.roofline_view import CPU, GPU, RooflineView, build_view
+from hrm.units import format_bandwidth
 
 if TYPE_CHECKING:
-    from hrm.policy import Policy
+    from rich.console import Console
 
 __all__ = [
-    "PlanPoint",
-    "RooflineView",
-    "Sample",
-    "build_view",
     "calibration_of",
     "explain_roofline",
     "format_intensity",
-    "locate_plan",
+    "print_roofline",
     "roofline_command",
     "roofline_document",
 ]
 
-GPU, CPU, DISK = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One operator as it is drawn: attention with one KV format, or the experts with one micro-batch."""
-
-    label: str
-    places: Places
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPoint:
-    """Where a plan runs the operator.
-
-    Attributes
-    ----------
-    intensity : float
-        On the axis of the figure [FLOP/byte].
-    flops_per_s : float
-        What the roofs allow there [FLOP/s].
-    text : str
-        In words.
-    """
-
-    intensity: float
-    flops_per_s: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineView:
-    """What one roofline figure shows.
-
-    Attributes
-    ----------
-    profile, model, operator, cost_model, formats
-        Inputs.
-    context, micro_batch, batch : int
-        Cached tokens per request (attention); tokens the GPU computes at once, and per copy of the weights (ffn) [tokens].
-    batch_given : bool
-        Else the batch is the one at P2.
-    stack : Stack
-        Data lie on level 1 (CPU), level 0 (GPU) may fetch them.
-    samples : tuple of Sample
-        ``samples[chosen]`` is the one that P2 and the balance point belong to.
-    chosen : int
-    break_even_batch : int or None
-        Tokens from which the experts run faster on the GPU (ffn).
-    turning_point_2_batch, balance_point_batch : int or None
-        P2 and the balance point as tokens per batch (ffn).
-    plan : PlanPoint or None
-    """
-
-    profile: HardwareProfile
-    model: ModelSpec
-    operator: Operator
-    cost_model: CostModel
-    formats: Formats
-    context: int
-    micro_batch: int
-    batch: int
-    batch_given: bool
-    stack: Stack
-    samples: tuple[Sample, ...]
-    chosen: int
-    break_even_batch: int | None
-    turning_point_2_batch: int | None
-    balance_point_batch: int | None
-    plan: PlanPoint | None = None
-
-    @property
-    def places(self) -> Places:
-        """The chosen sample."""
-        return self.samples[self.chosen].places
-
-
-def build_view(
-    profile: HardwareProfile,
-    model: ModelSpec,
-    *,
-    operator: Operator = "attention",
-    cost_model: CostModel = "full",
-    context: int = 512,
-    micro_batch: int = 128,
-    batch: int | None = None,
-    weights_dtype: str | None = None,
-    kv_dtype: str | None = None,
-) -> RooflineView:
-    """Work out one roofline figure.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-    model : ModelSpec
-    operator : {"attention", "ffn"}
-        Figure 4 or 5.
-    cost_model : {"paper", "full"}
-    context : int
-        Cached tokens per request [tokens].
-    micro_batch, batch : int
-        Tokens computed at once on the GPU, and per copy of a layer's weights [tokens]. Without a batch it is the one at P2.
-    weights_dtype, kv_dtype : str, optional
-        Storage formats; by default as in a plan.
-
-    Returns
-    -------
-    RooflineView
-
-    Raises
-    ------
-    InputError
-        A value is out of range, or the authors' formulas do not describe the model.
-    """
-    _check_choice("--op", operator, ("attention", "ffn"))
-    _check_choice("--cost-model", cost_model, ("paper", "full"))
-    _check_tokens("--context", context, model.max_positions)
-    _check_tokens("--micro-batch", micro_batch, MOST_TOKENS)
-    if batch is not None:
-        _check_tokens("--batch", batch, MOST_TOKENS)
-        if batch < micro_batch:
-            raise InputError(
-                f"a batch of {batch} does not hold a micro-batch of {micro_batch}",
-                where="--batch",
-                way_out=f"at least {micro_batch}, or a smaller --micro-batch",
-            )
-    weights = None if weights_dtype is None else parse_dtype(weights_dtype, where="--weights-dtype", allowed=WEIGHT_DTYPES)
-    kv = None if kv_dtype is None else parse_dtype(kv_dtype, where="--kv-dtype", allowed=KV_DTYPES)
-    formats = choose_formats(profile, model, weights=weights, kv=kv)
-    stack = stack_of(profile, formats.compute, operator=operator, cost_model=cost_model)
-    size = batch or micro_batch
-    even = at_p2 = at_balance = None
-    if operator == "attention":
-        samples, chosen = _attention_samples(stack, model, formats, context, cost_model)
-    else:
-        reference = ffn_places(stack, model, formats, micro_batch, micro_batch, cost_model)
-        at_p2 = batch_at_intensity(model, formats, reference.turning_point_2, cost_model)
-        at_balance = batch_at_intensity(model, formats, reference.balance_point, cost_model)
-        even = break_even_batch(stack, model, formats, cost_model)
-        size = batch or max(micro_batch, at_p2 or micro_batch)
-        sizes = sorted({max(1, micro_batch // 4), micro_batch, min(size, 4 * micro_batch)})
-        samples = tuple(
-            Sample(label=f"µ = {mu:,}", places=ffn_places(stack, model, formats, mu, size, cost_model)) for mu in sizes
-        )
-        chosen = sizes.index(micro_batch)
-    return RooflineView(
-        profile=profile,
-        model=model,
-        operator=operator,
-        cost_model=cost_model,
-        formats=formats,
-        context=context,
-        micro_batch=micro_batch,
-        batch=size,
-        batch_given=batch is not None,
-        stack=stack,
-        samples=samples,
-        chosen=chosen,
-        break_even_batch=even,
-        turning_point_2_batch=at_p2,
-        balance_point_batch=at_balance,
-    )
-
-
-def _attention_samples(
-    stack: Stack, model: ModelSpec, formats: Formats, context: int, cost_model: CostModel
-) -> tuple[tuple[Sample, ...], int]:
-    """The chosen KV format beside 16 bit and int4, the two of Figure 4; the index of the chosen one."""
-    sixteen = formats.compute if formats.compute in ("fp16", "bf16") else "fp16"
-    if formats.kv in ("fp16", "bf16"):
-        sixteen = formats.kv
-    kinds = list(dict.fromkeys([sixteen, formats.kv, "int4"]))
-    samples = tuple(
-        Sample(
-            label=f"KV cache in {kv}",
-            places=attention_places(stack, model, replace(formats, kv=kv), context, cost_model),
-        )
-        for kv in kinds
-    )
-    return samples, kinds.index(formats.kv)
-
-
-def locate_plan(view: RooflineView, policy: Policy) -> PlanPoint:
-    """Where a policy runs the view's operator, from what the roofs allow.
-
-    Parameters
-    ----------
-    view : RooflineView
-    policy : Policy
-        A plan for the same profile, model and formats.
-
-    Returns
-    -------
-    PlanPoint
-        Intensity is over the bytes that cross the link, or, where the computation stays beside its data, over the bytes
-        touched there.
-    """
-    stack = view.stack
-    if view.operator == "attention":
-        places = view.places
-        if policy.everything_on_cpu or not policy.attention_on_gpu:
-            return PlanPoint(
-                intensity=places.intensity_j,
-                flops_per_s=places.stay_flops_per_s,
-                text="the plan runs attention on the CPU",
-            )
-        if policy.kv_on_gpu >= 1.0:
-            return PlanPoint(
-                intensity=places.intensity_i,
-                flops_per_s=places.resident_flops_per_s,
-                text="the plan runs attention on the GPU, with the KV cache there",
-            )
-        reach = {CPU: 1.0 - policy.kv_on_gpu, DISK: policy.kv_on_disk}
-        rate = _from_several(stack, places.intensity_i, places.intensity_moved, reach)
-        source = "disk and CPU memory" if policy.kv_on_disk > 0 else "CPU memory"
-        moved = places.intensity_moved / reach[CPU]
-        text = f"the plan runs attention on the GPU and fetches {reach[CPU]:.1%} of the KV cache from {source}"
-        return PlanPoint(intensity=moved, flops_per_s=rate, text=text)
-    tokens, batch = policy.batch_size / policy.num_micro_batches, float(policy.batch_size)
-    if policy.everything_on_cpu or not policy.ffn_on_gpu:
-        intensity = ffn_intensity(view.model, view.formats, tokens, view.cost_model)
-        return PlanPoint(
-            intensity=intensity,
-            flops_per_s=attainable_local(stack, CPU, intensity),
-            text=f"the plan runs the experts on the CPU, {tokens:,.0f} tokens at a time",
-        )
-    if policy.weight_slots == "experts":
-        tokens = batch  # a ring of experts applies each expert to the whole batch at once
-    at_gpu = ffn_intensity(view.model, view.formats, tokens, view.cost_model)
-    if policy.weights_on_gpu >= 1.0:
-        return PlanPoint(
-            intensity=at_gpu,
-            flops_per_s=attainable_local(stack, GPU, at_gpu),
-            text=f"the plan keeps the experts on the GPU, {tokens:,.0f} tokens at a time",
-        )
-    # A plan streams whole layers, touched or not.
-    layer = float(view.model.layer_expert_bytes(view.formats.weights))
-    whole = float(ffn_work(view.model, view.formats, batch, view.cost_model).flops) / layer
-    reach = {CPU: 1.0 - policy.weights_on_gpu, DISK: policy.weights_on_disk}
-    rate = _from_several(stack, at_gpu, whole, reach)
-    text = (
-        f"the plan streams {reach[CPU]:.1%} of the experts for each batch of {policy.batch_size:,} "
-        f"and computes {tokens:,.0f} tokens at a time on the GPU"
-    )
-    return PlanPoint(intensity=whole / reach[CPU], flops_per_s=rate, text=text)
-
-
-def _from_several(stack: Stack, intensity_i: float, whole: float, shares: Mapping[int, float]) -> float:
-    """Eqs. 4-7 with data from several levels: `shares` of what `whole` counts comes from or through each [FLOP/s]."""
-    rates = [attainable_local(stack, GPU, intensity_i)]
-    for j, share in shares.items():
-        if share > 0 and j < len(stack.levels):
-            rates.append(attainable_from(stack, GPU, j, intensity_i, whole / share))
-    return min(rates)
-
 
 def explain_roofline(view: RooflineView) -> list[str]:
     """The figure in words, one sentence a line: P1, the operator, P2, the balance point, break-even, the plan."""
-    places, link = view.places, format_bandwidth(link_bandwidth(view.stack, CPU, GPU))
-    p1, p2 = places.turning_point_1, places.turning_point_2
-    lines = []
+    p1, link = view.places.turning_point_1, format_bandwidth(link_bandwidth(view.stack, CPU, GPU))
     if p1 > 0:
-        lines.append(
-            f"P1 = {format_intensity(p1)} (CPU peak over the {link} link): below it, computing on the CPU beats moving the "
-            "data to the GPU."
-        )
+        lines = [
+            f"P1 = {format_intensity(p1)} (CPU peak over the {link} link): below it, computing on the CPU beats moving "
+            "the data to the GPU."
+        ]
     else:
-        lines.append(f"P1 = 0: CPU memory is no faster than the {link} link, so moving data to the GPU is never slower.")
-    if view.operator == "attention":
-        for sample in view.samples:
-            each = sample.places
-            side = "left of" if each.intensity_moved < p1 else "at or right of"
-            where = view.stack.levels[each.better].name
-            lines.append(
-                f"Attention with its {sample.label} has {each.intensity_moved:.3f} FLOP/byte, {side} P1: "
-                f"{_rate(each.stay_flops_per_s)} on the CPU, {_rate(each.fetch_flops_per_s)} on the GPU through the link. "
-                f"It belongs on the {where}."
-            )
-        lines.append(
-            f"P2 = {format_intensity(p2)}: below it the link binds, above it the GPU. Context and batch hardly move "
-            "attention: FLOPs and bytes both grow with them."
-        )
-        lines.append(
-            f"Balance point = {format_intensity(places.balance_point)}: there the link and GPU memory take equally long."
-        )
-    else:
-        bound = "memory" if places.resident_flops_per_s < view.stack.levels[GPU].peak_flops_per_s else "peak"
-        lines.append(
-            f"A micro-batch of {view.micro_batch:,} gives the GPU {places.intensity_i:.3f} FLOP/byte: at most "
-            f"{_rate(places.resident_flops_per_s)}, bound by its {bound}."
-        )
-        lines.append(
-            f"P2 = {format_intensity(p2)} on the link{_batch(view.turning_point_2_batch)}: below it the link binds, above it "
-            f"the GPU's {bound}."
-        )
-        lines.append(
-            f"Balance point = {format_intensity(places.balance_point)}{_batch(view.balance_point_batch)}: past it a larger "
-            "batch no longer helps, only a larger micro-batch."
-        )
-        given = "" if view.batch_given else " (the smallest that reaches P2)"
-        lines.append(
-            f"A batch of {view.batch:,}{given} has {format_intensity(places.intensity_moved)} on the link: "
-            f"{_rate(places.fetch_flops_per_s)} on the GPU, {_rate(places.stay_flops_per_s)} on the CPU."
-        )
-        lines.append(_break_even_sentence(view.break_even_batch))
+        lines = [f"P1 = 0: CPU memory is no faster than the {link} link, so moving data to the GPU is never slower."]
+    lines += _attention_sentences(view) if view.operator == "attention" else _ffn_sentences(view)
     if view.plan is not None:
         lines.append(f"{view.plan.text[0].upper()}{view.plan.text[1:]}: at most {_rate(view.plan.flops_per_s)}.")
     return lines
+
+
+def _attention_sentences(view: RooflineView) -> list[str]:
+    lines = []
+    for sample in view.samples:
+        each = sample.places
+        side = "left of" if each.intensity_moved < each.turning_point_1 else "not left of"
+        lines.append(
+            f"Attention with its {sample.label} has {each.intensity_moved:.3f} FLOP/byte, {side} P1: "
+            f"{_rate(each.stay_flops_per_s)} on the CPU, {_rate(each.fetch_flops_per_s)} on the GPU through the link. "
+            f"It belongs on the {view.stack.levels[each.better].name}."
+        )
+    p2, balance = view.places.turning_point_2, view.places.balance_point
+    return [
+        *lines,
+        f"P2 = {format_intensity(p2)}: below it the link binds, above it the GPU. Context and batch hardly move "
+        "attention: FLOPs and bytes both grow with them.",
+        f"Balance point = {format_intensity(balance)}: there the link and GPU memory take equally long.",
+    ]
+
+
+def _ffn_sentences(view: RooflineView) -> list[str]:
+    places = view.places
+    at_peak = places.resident_flops_per_s >= view.stack.levels[GPU].peak_flops_per_s
+    bound = "peak" if at_peak else "memory"
+    given = "" if view.batch_given else " (the smallest that reaches P2)"
+    p2, balance = places.turning_point_2, places.balance_point
+    return [
+        f"A micro-batch of {view.micro_batch:,} gives the GPU {places.intensity_i:.3f} FLOP/byte: at most "
+        f"{_rate(places.resident_flops_per_s)}, bound by its {bound}.",
+        f"P2 = {format_intensity(p2)} on the link{_batch(view.turning_point_2_batch)}: below it the link binds, "
+        f"above it the GPU's {bound}.",
+        f"Balance point = {format_intensity(balance)}{_batch(view.balance_point_batch)}: past it a larger batch no "
+        "longer helps, only a larger micro-batch.",
+        f"A batch of {view.batch:,}{given} has {format_intensity(places.intensity_moved)} on the link: "
+        f"{_rate(places.fetch_flops_per_s)} on the GPU, {_rate(places.stay_flops_per_s)} on the CPU.",
+        _break_even_sentence(view.break_even_batch),
+    ]
 
 
 def _break_even_sentence(tokens: int | None) -> str:
@@ -362,8 +85,8 @@ def _break_even_sentence(tokens: int | None) -> str:
     if tokens == 1:
         return "Experts belong on the GPU at any batch: copying them is never slower than computing on the CPU."
     return (
-        f"Break-even batch: {tokens:,} tokens. With fewer, experts run faster on the CPU; from there on, copied to the GPU "
-        "and computed as one micro-batch."
+        f"Break-even batch: {tokens:,} tokens. With fewer, experts run faster on the CPU; from there on, copied to the "
+        "GPU and computed as one micro-batch."
     )
 
 
@@ -390,7 +113,9 @@ def roofline_document(view: RooflineView) -> dict[str, Any]:
             for level in stack.levels
         ],
         "links_to_gpu": [
-            {"from": stack.levels[j].name, "bytes_per_s": link_bandwidth(stack, j, GPU)} for j in range(1, len(stack.levels))
+            {"from": level.name, "bytes_per_s": link_bandwidth(stack, j, GPU)}
+            for j, level in enumerate(stack.levels)
+            if j != GPU
         ],
         "sources": {
             key: profile.quantities[key].note
@@ -499,23 +224,46 @@ def roofline_command(
     return document
 
 
-def describe_stack(stack: Stack) -> str:
-    """The levels in one line, e.g. ``"GPU 242 TFLOP/s, 300 GB/s, 22.35 GiB; CPU ..."``."""
-    parts = []
-    for level in stack.levels:
-        peak = f"{format_compute(level.peak_flops_per_s)}, " if level.peak_flops_per_s else ""
-        parts.append(f"{level.name} {peak}{format_bandwidth(level.bytes_per_s)}, {format_size(level.bytes)}")
-    return "; ".join(parts)
+def print_roofline(document: dict[str, Any], console: Console) -> None:
+    """Print what `roofline_command` returned: a table of the points, the sentences, and where the figure went.
 
+    Parameters
+    ----------
+    document : dict
+    console : rich.console.Console
+    """
+    from rich import box
+    from rich.table import Table
 
-def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{value!r} is not known", where=option, way_out=f"one of {', '.join(choices)}")
-
-
-def _check_tokens(option: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InputError(f"{value!r:.40} tokens", where=option, way_out=f"a whole number from 1 to {most:,}")
+    names = {"attention": "decode attention", "ffn": "expert FFN"}
+    title = f"{names[document['operator']]} of {document['model']} on {document['hardware']}"
+    console.print(f"{title}: theoretical intensity, not measured; roofs are {document['roofs']}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for column in (
+        "on the GPU\n[FLOP/byte]",
+        "on the link\n[FLOP/byte]",
+        "CPU",
+        "GPU through\nthe link",
+        "GPU, data\nresident",
+    ):
+        table.add_column(column.replace("[", "\\["), justify="right")
+    table.add_column("faster on")
+    for point in document["points"]:
+        table.add_row(
+            point["label"],
+            f"{point['intensity_gpu_flops_per_byte']:,.3f}",
+            f"{point['intensity_link_flops_per_byte']:,.3f}",
+            _rate(point["on_cpu_flops_per_s"]),
+            _rate(point["on_gpu_from_cpu_flops_per_s"]),
+            _rate(point["on_gpu_resident_flops_per_s"]),
+            point["better_on"],
+        )
+    console.print(table)
+    for line in document["explanation"]:
+        console.print(line, markup=False, highlight=False)
+    if "output" in document:
+        console.print(f"Figure: {document['output']}", markup=False, highlight=False)
 
 
 def format_intensity(intensity: float) -> str:

@@ -24,17 +24,25 @@ from hrm.full_cost import (
     decode_lanes,
     prefill_lanes,
 )
-from hrm.memory import DENSE_SLOTS, EXPERT_SLOTS, cpu_terms, disk_terms, gpu_terms, limit_bytes, pinned_terms, rounding_bytes
+from hrm.memory import (
+    DENSE_SLOTS,
+    EXPERT_SLOTS,
+    cpu_terms,
+    disk_terms,
+    gpu_terms,
+    limit_bytes,
+    pinned_terms,
+    rounding_bytes,
+)
 from hrm.points import Point, PrefillChoice
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
-__all__ = ["PIN", "PREFILL", "STEP", "Row", "choice_name", "rows_of", "tops_of"]
+__all__ = ["PIN", "PREFILL", "STEP", "Row", "objective_of", "rows_of", "tops_of"]
 
 STEP = "decode_step_s"
 PREFILL = "prefill_s"
 PIN = "pin_weights"  # binary
-
 GB = 1e9
 
 
@@ -53,11 +61,6 @@ class Row:
     name: str
     left: Affine
     scale: float = 1.0
-
-
-def choice_name(index: int) -> str:
-    """Name of the binary of the prefill choice with that index."""
-    return f"prefill_choice_{index}"
 
 
 def tops_of(scenario: Scenario, sizes: Sizes, point: Point) -> dict[str, Number]:
@@ -94,21 +97,12 @@ def _settle(expression: Affine, point: Point, sizes: Sizes) -> Affine:
     return settled
 
 
-def _choose(parts: list[Affine]) -> Affine:
-    """One expression out of several that differ in their constants, by the binaries of the prefill choice."""
-    if len(parts) == 1:
-        return parts[0]
-    return Affine(0.0, parts[0].coefficients) + total(
-        Affine.of(choice_name(index), part.constant) for index, part in enumerate(parts)
-    )
-
-
 def rows_of(
     scenario: Scenario,
     sizes: Sizes,
     rates: Rates,
     point: Point,
-    choices: list[PrefillChoice],
+    prefill: PrefillChoice,
     *,
     max_seconds: float,
     pin_allowed: bool,
@@ -118,8 +112,8 @@ def rows_of(
 
     Parameters
     ----------
-    choices : list of PrefillChoice
-        Prefill micro-batch sizes to choose from.
+    prefill : PrefillChoice
+        Prefill micro-batch.
     max_seconds : float
         Bound on prefill + decode of one batch [s].
     pin_allowed, pin_required : bool
@@ -148,60 +142,30 @@ def rows_of(
         ),
         dtype=np.float64,
     )
-    decode_memory = total(
-        gpu_terms(
-            scenario, sizes, batch, phase="decode", requests=point.micro_batch, tokens=tokens, ring=point.ring
-        ).values()
+    ring, requests = point.ring, point.micro_batch
+    gpu_decode = gpu_terms(scenario, sizes, batch, phase="decode", requests=requests, tokens=tokens, ring=ring)
+    gpu_prefill = gpu_terms(
+        scenario, sizes, batch, phase="prefill", requests=prefill.requests, tokens=prefill.tokens, ring=ring
     )
-    prefill_memory = [
-        total(
-            gpu_terms(
-                scenario, sizes, batch, phase="prefill", requests=c.requests, tokens=c.tokens, ring=point.ring
-            ).values()
-        )
-        for c in choices
-    ]
-    cpu_memory = [
-        total(
-            cpu_terms(
-                scenario,
-                sizes,
-                batch,
-                requests=point.micro_batch,
-                prefill_micro_batches=1.0 if point.ring else c.parts,
-            ).values()
-        )
-        for c in choices
-    ]
+    parts = 1.0 if ring else prefill.parts
+    cpu = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=parts)
     rows += [
-        Row("gpu_memory_decode", _settle(decode_memory, point, sizes) - limits["gpu"], GB),
-        Row("gpu_memory_prefill", _settle(_choose(prefill_memory), point, sizes) - limits["gpu"], GB),
-        Row("cpu_memory", _choose(cpu_memory) + rounding_bytes(scenario, sizes) - limits["cpu"], GB),
+        Row("gpu_memory_decode", _settle(total(gpu_decode.values()), point, sizes) - limits["gpu"], GB),
+        Row("gpu_memory_prefill", _settle(total(gpu_prefill.values()), point, sizes) - limits["gpu"], GB),
+        Row("cpu_memory", total(cpu.values()) + rounding_bytes(scenario, sizes) - limits["cpu"], GB),
     ]
     if scenario.profile.disk is not None:
-        rows.append(Row("disk_memory", total(disk_terms().values()) - limits["disk"], GB))
+        on_disk = total(disk_terms().values()) + rounding_bytes(scenario, sizes)
+        rows.append(Row("disk_memory", on_disk - limits["disk"], GB))
     rows += _lock_rows(scenario, sizes, point, capacity, pin_allowed=pin_allowed)
 
     tops = tops_of(scenario, sizes, point)
-    prefills = [prefill_lanes(scenario, sizes, rates, batch, c.parts, ring=point.ring) for c in choices]
-    rows += _time_rows(decode_lanes(scenario, sizes, rates, batch), STEP, "decode", sizes, rates, point, tops, pin_required)
-    rows += _time_rows(_choose_lanes(prefills), PREFILL, "prefill", sizes, rates, point, tops, pin_required)
+    decode = decode_lanes(scenario, sizes, rates, batch)
+    first = prefill_lanes(scenario, sizes, rates, batch, prefill.parts, ring=ring)
+    rows += _time_rows(decode, STEP, "decode", sizes, rates, point, tops, pin_required)
+    rows += _time_rows(first, PREFILL, "prefill", sizes, rates, point, tops, pin_required)
     rows.append(Row("max_hours", Affine.of(PREFILL) + Affine.of(STEP, float(sizes.decode_steps)) - max_seconds))
     return rows
-
-
-def _choose_lanes(lanes: list[Lanes]) -> Lanes:
-    """Lanes whose constants depend on the prefill choice."""
-    first = lanes[0]
-    return Lanes(
-        always={name: _choose([each.always[name] for each in lanes]) for name in first.always},
-        when_staged={name: _choose([each.when_staged[name] for each in lanes]) for name in first.when_staged},
-        weight_copies=first.weight_copies,
-        chain=first.chain,
-        attention_phase=first.attention_phase,
-        expert_phase=first.expert_phase,
-        bytes_moved={},
-    )
 
 
 def _largest(affine: Affine, tops: dict[str, Number]) -> Number:
@@ -260,6 +224,7 @@ def _lock_rows(
             ]
         )
         most = sizes.weight_bytes
+        weights = weights + rounding_bytes(scenario, sizes)
         rows.append(Row("lock_limit_weights", buffers + weights - (most - Affine.of(PIN, most)) - limit, GB))
     return rows
 

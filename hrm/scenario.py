@@ -14,7 +14,15 @@ from hrm.model import ModelSpec
 from hrm.profile import HardwareProfile
 from hrm.workload import Workload
 
-__all__ = ["Scenario", "Sizes", "choose_formats", "measure_sizes"]
+__all__ = [
+    "Scenario",
+    "Sizes",
+    "choose_formats",
+    "kv_capacity_bytes",
+    "kv_replicas",
+    "measure_sizes",
+    "worst_prompt_tokens",
+]
 
 COMPUTE_DTYPES = ("fp16", "bf16", "fp32", "fp8", "int8")
 
@@ -75,10 +83,10 @@ def choose_formats(
             where="--compute-dtype",
             way_out=f"one of {', '.join(profile.gpu.dtypes)}",
         )
-    stored = weights or model.linear_dtype
-    if compute in ("fp8", "int8") and stored != compute:
+    stored = {weights or model.linear_dtype, model.expert_matrix_dtype(weights)}
+    if compute in ("fp8", "int8") and stored != {compute}:
         raise InputError(
-            f"{compute} arithmetic needs {compute} weights, these are {stored}",
+            f"{compute} arithmetic needs {compute} weights, these are {', '.join(sorted(stored))}",
             where="--compute-dtype",
             way_out=f"--weights-dtype {compute}",
         )
@@ -193,8 +201,23 @@ def worst_prompt_tokens(scenario: Scenario, batch_size: Number) -> Number:
 def kv_capacity_bytes(scenario: Scenario, sizes: Sizes, batch_size: Number) -> Number:
     """KV cache that N requests taken in input order hold at worst, when they end [byte].
 
-    The mean per request times N, scaled to the window of N consecutive requests with the longest prompts.
+    The N consecutive requests with the longest prompts fill every layer; a sliding-window layer holds at most its
+    window of each request, whatever their order.
     """
+    model, longest = scenario.model, scenario.workload.max_request_tokens
     worst = worst_prompt_tokens(scenario, batch_size) + batch_size * float(sizes.generation_length)
-    mean = batch_size * (sizes.prompt_tokens + sizes.generation_length)
-    return sizes.kv_bytes_per_request * batch_size * (worst / mean)
+    layer_tokens: Any = 0.0
+    for kind in model.layer_kinds:
+        held = worst if kind.window is None else np.minimum(worst, batch_size * float(min(kind.window, longest)))
+        layer_tokens = layer_tokens + kind.count * held
+    kept: Number = layer_tokens * float(model.kv_bytes_per_token_per_layer(scenario.formats.kv))
+    return kept
+
+
+def kv_replicas(scenario: Scenario) -> float:
+    """GPUs of a tensor-parallel group that each hold the KV cache kept on the GPU.
+
+    Heads are split over the group, and their keys and values with them; the latent of multi-head latent attention
+    serves all heads, so every GPU has the whole of it.
+    """
+    return float(scenario.profile.gpu.count) if scenario.model.mla is not None else 1.0

@@ -2,25 +2,28 @@
 
 The objective is generated tokens over prefill + decode seconds of the whole workload. Batches are equal (b of them,
 N = ceil(R/b)), and b and mu are enumerated, so the ratio becomes seconds of all batches, b * T(N), and each program is
-linear: an exact reformulation. Points (N, mu, A_g, F_g, slots) are taken in the order of their bounds; the search ends
-when no bound is below the incumbent, so what is returned is optimal to the gap it carries.
+linear: an exact reformulation. Points (N, mu, A_g, F_g, slots), each with a range of prefill micro-batches, are taken in
+the order of their bounds and cut into smaller ranges down to single choices; the search ends when no bound is below the
+incumbent, so what is returned is optimal to the gap it carries.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from hrm.bounds import BoundedClass, bound_class, discard, tighten
+from hrm.bounds import Combination, Sheet, bound_sheet, discard, guess_multipliers, tighten
 from hrm.errors import InputError
 from hrm.full_cost import DENSE, HEAD
 from hrm.full_program import LIMITS, TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
 from hrm.pins import Pins
-from hrm.points import Grid, Point, PrefillChoice, candidate_batches, prefill_choice, prefill_choices, prefill_ladder
+from hrm.points import Grid, Point, PrefillChoice, candidate_batches, prefill_choice, prefill_range
 from hrm.policy import Policy, WeightSlots
 from hrm.prediction import Prediction, predict
 from hrm.program import Program
@@ -34,8 +37,22 @@ __all__ = ["SearchResult", "SolvedPoint", "SolverReport", "find_policy"]
 GAP = 1e-4
 """Relative gap at which the search stops."""
 
-LADDER_REACH = 1.3
-"""How far around the chosen prefill micro-batch the last step looks."""
+NARROW = 1.4
+"""A range of prefill micro-batches whose ends differ by less has its program solved before it is cut further."""
+
+PIECES = 8
+"""Ranges a range is cut into."""
+
+SPLIT_AT_ONCE = 4000
+"""Most nodes of a sheet cut in one go."""
+
+FIRST_SPREAD = 1.02
+"""Before there is any plan, nodes with bounds up to so many times the lowest are cut with it."""
+
+DIVE = 40
+"""Prefill micro-batches tried for the first plan of a family."""
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +85,13 @@ class SolvedPoint:
     Attributes
     ----------
     point : Point
-    choices : list of PrefillChoice
+    prefill : PrefillChoice
     values : dict of str to float
         By name of the unknown.
     """
 
     point: Point
-    choices: list[PrefillChoice]
+    prefill: PrefillChoice
     values: dict[str, float]
 
 
@@ -159,7 +176,8 @@ def find_policy(
 
         raise explain_infeasibility(scenario, search.sizes, search.rates, pins, max_hours)
     if best.solved is not None:
-        search.polish()
+        best.policy = with_exact_budget(scenario, best.policy)
+        best.prediction = predict(scenario, search.sizes, search.rates, best.policy)
     gap = max(0.0, 1.0 - lowest_open / best.seconds) if np.isfinite(lowest_open) else 0.0
     return SearchResult(
         policy=best.policy,
@@ -177,6 +195,28 @@ def find_policy(
     )
 
 
+@dataclass(slots=True, eq=False)
+class _Family:
+    """Points of one class (A_g, F_g, slots) under search: their sheets, and the multipliers found so far."""
+
+    sheets: list[Sheet] = field(default_factory=list)
+    multipliers: list[dict[str, float]] = field(default_factory=list)
+    dived: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Front:
+    """Lowest open node of a sheet: bound on the seconds of all batches [s], and its index."""
+
+    family: _Family
+    sheet: Sheet
+    batches: Array
+    stuck: bool = False  # a program solved for a range did not close it, so ranges are cut first
+    ground: dict[Combination, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    index: int = 0
+
+
 @dataclass(slots=True)
 class _Search:
     """State of one search. Mutable on purpose: bounds tighten and the incumbent improves."""
@@ -187,16 +227,14 @@ class _Search:
     rates: Rates
     grid: Grid
     max_seconds: float
-    ladder: tuple[int, ...]
-    classes: list[BoundedClass]
-    best: _Incumbent
+    fronts: list[_Front] = field(default_factory=list)
+    best: _Incumbent = field(default_factory=lambda: _Incumbent())
+    points_bounded: int = 0
     programs_solved: int = 0
 
     @staticmethod
     def start(scenario: Scenario, pins: Pins, max_hours: float) -> _Search:
-        """Sizes, rates and the bounded classes of points."""
-        sizes = measure_sizes(scenario)
-        rates = derive_rates(scenario.profile, scenario.formats)
+        """Sizes and rates, and one sheet for every class: all batches, all prefill micro-batches as one range."""
         grid = candidate_batches(scenario.workload.num_requests, pins)
         if grid.size.size == 0:
             raise InputError(
@@ -204,66 +242,73 @@ class _Search:
                 where="pinned variables",
                 way_out="more --requests, or fewer pinned variables",
             )
-        ladder = prefill_ladder(scenario, sizes, rates)
-        max_seconds = max_hours * 3600.0
-        classes = [
-            bound_class(scenario, sizes, rates, grid, point, pins, ladder, max_seconds=max_seconds)
-            for point in _classes(scenario, sizes, grid, pins)
-        ]
-        return _Search(
+        search = _Search(
             scenario=scenario,
             pins=pins,
-            sizes=sizes,
-            rates=rates,
+            sizes=measure_sizes(scenario),
+            rates=derive_rates(scenario.profile, scenario.formats),
             grid=grid,
-            max_seconds=max_seconds,
-            ladder=ladder,
-            classes=classes,
-            best=_Incumbent(),
+            max_seconds=max_hours * 3600.0,
         )
-
-    @property
-    def points_bounded(self) -> int:
-        """Points of all classes, every combination counted."""
-        return sum(len(each.bounds) * self.grid.size.size for each in self.classes)
+        given = pins.prefill_micro_batch_size
+        low = np.ones_like(grid.size) if given is None else np.minimum(grid.size, given)
+        high = grid.size if given is None else low
+        for point in _classes(scenario, grid, pins):
+            family = _Family()
+            front = search._add_sheet(family, point, low, high)
+            for multipliers in guess_multipliers(front.sheet, search.sizes):
+                tighten(front.sheet, multipliers)
+            search._refresh(front)
+        return search
 
     def run(self, on_progress: Callable[[str], None] | None) -> float:
-        """Solve points in the order of their bounds; return the lowest bound left open [s of all batches]."""
-        tightened: dict[tuple[int, tuple[bool, bool]], float] = {}
-        while True:
-            found = self._lowest()
-            if found is None:
-                return np.inf
-            bound, which, index = found
-            if bound >= self.best.seconds * (1.0 - GAP):
-                return bound
-            bounded = self.classes[which]
-            combination = bounded.best_combination(index)
-            point = bounded.point.at(self.grid, index)
-            choices = prefill_choices(self.scenario, self.sizes, self.rates, point, self.pins, self.ladder)
-            last = tightened.get((which, combination), 0.0)
-            if bound > last * (1.0 + GAP / 4):
-                # New ground for these multipliers: the duals here tighten the bounds of the whole class.
-                tightened[(which, combination)] = bound
-                self._tighten(bounded, index, point, choices, combination)
-                continue
-            self._solve(bounded, index, point, choices)
-            tightened[(which, combination)] = 0.0
+        """Take nodes in the order of their bounds; return the lowest bound left open [s of all batches]."""
+        while self.fronts:
+            front = min(self.fronts, key=lambda each: each.seconds)
+            if front.seconds >= self.best.seconds * (1.0 - GAP):
+                return front.seconds
+            sheet, index = front.sheet, front.index
+            combination = sheet.best_combination(index)
+            single = sheet.is_single(index)
+            if front.seconds > front.ground.get(combination, 0.0) * (1.0 + GAP / 4):
+                # New ground for these multipliers: the duals here tighten the bounds of the whole family.
+                front.ground[combination] = front.seconds
+                self._tighten(front, index, combination)
+            elif not front.family.dived:
+                front.family.dived = True
+                self._dive(front)
+            elif single or (not front.stuck and sheet.high[index] <= sheet.low[index] * NARROW):
+                self._solve(front, single=single)
+            else:
+                self._split(front)
             if on_progress is not None and self.programs_solved % 20 == 0:
                 on_progress(f"{self.programs_solved} programs solved, best {self.best.rate(self.scenario):.2f} token/s")
+        return np.inf
 
-    def _lowest(self) -> tuple[float, int, int] | None:
-        """Lowest open bound on the seconds of all batches: (bound, class, index in the grid)."""
-        found: tuple[float, int, int] | None = None
-        for which, bounded in enumerate(self.classes):
-            bounds = bounded.lowest
-            seconds = np.where(bounds <= self.max_seconds, bounds * self.grid.batches, np.inf)
-            index = int(np.argmin(seconds))
-            if np.isfinite(seconds[index]) and (found is None or seconds[index] < found[0]):
-                found = (float(seconds[index]), which, index)
-        return found
+    def _add_sheet(self, family: _Family, point: Point, low: Array, high: Array) -> _Front:
+        sheet = bound_sheet(
+            self.scenario, self.sizes, self.rates, point, low, high, self.pins, max_seconds=self.max_seconds
+        )
+        family.sheets.append(sheet)
+        batches = np.ceil(self.scenario.workload.num_requests / np.asarray(point.size))
+        front = _Front(family=family, sheet=sheet, batches=batches)
+        self.fronts.append(front)
+        self.points_bounded += len(sheet.bounds) * low.size
+        for multipliers in family.multipliers:
+            tighten(sheet, multipliers)
+        return front
 
-    def _program(self, point: Point, choices: list[PrefillChoice], *, elastic: Collection[str] = ()) -> Program:
+    def _refresh(self, front: _Front) -> None:
+        """Find the lowest open node of a sheet anew; drop the sheet where none is left."""
+        bounds = front.sheet.lowest
+        seconds = np.where(bounds <= self.max_seconds, bounds * front.batches, np.inf)
+        front.index = int(np.argmin(seconds))
+        front.seconds = float(seconds[front.index])
+        if not np.isfinite(front.seconds):
+            self.fronts.remove(front)
+            front.family.sheets.remove(front.sheet)
+
+    def _program(self, point: Point, prefill: PrefillChoice, *, elastic: Collection[str] = ()) -> Program:
         self.programs_solved += 1
         return build_program(
             self.scenario,
@@ -271,95 +316,124 @@ class _Search:
             self.rates,
             point,
             self.pins,
-            choices,
+            prefill,
             max_seconds=self.max_seconds,
             elastic=elastic,
         )
 
-    def _tighten(
-        self,
-        bounded: BoundedClass,
-        index: int,
-        point: Point,
-        choices: list[PrefillChoice],
-        combination: tuple[bool, bool],
-    ) -> None:
-        """Solve the relaxation at a point and use its duals as multipliers for the whole class."""
-        program = self._program(point, choices)
+    def _node(self, sheet: Sheet, index: int) -> tuple[Point, PrefillChoice]:
+        point = sheet.point.at(index)
+        return point, prefill_range(self.scenario, point.size, float(sheet.low[index]), float(sheet.high[index]))
+
+    def _tighten(self, front: _Front, index: int, combination: Combination) -> None:
+        """Solve the relaxation at a node and use its duals as multipliers for the whole family."""
+        point, prefill = self._node(front.sheet, index)
+        program = self._program(point, prefill)
         program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
         program.relax(program.integers)
         solution = program.minimise(objective_of(self.sizes))
+        bound = front.sheet.bounds[combination]
+        touched = [each for each in self.fronts if each.family is front.family]
         if solution.status == "infeasible":
-            self._discard(bounded, point, choices, combination)
-            bounded.bounds[combination][index] = np.inf
-            return
-        tighten(bounded, {name: max(0.0, -dual) for name, dual in solution.duals.items()})
-        bound = bounded.bounds[combination]
-        bound[index] = max(bound[index], solution.objective * (1.0 - 1e-9))
+            bound[index] = np.inf
+            reasons = self._reasons(point, prefill, combination)
+            for each in touched:
+                discard(each.sheet, reasons)
+        else:
+            multipliers = {name: max(0.0, -dual) for name, dual in solution.duals.items()}
+            front.family.multipliers.append(multipliers)
+            for each in touched:
+                tighten(each.sheet, multipliers)
+            bound[index] = max(bound[index], solution.objective * (1.0 - 1e-9))
+        for each in touched:
+            self._refresh(each)
 
-    def _discard(
-        self, bounded: BoundedClass, point: Point, choices: list[PrefillChoice], combination: tuple[bool, bool]
-    ) -> None:
-        """Find out why a point is infeasible and discard every batch of the class with the same reason."""
-        program = self._program(point, choices, elastic=LIMITS)
+    def _reasons(self, point: Point, prefill: PrefillChoice, combination: Combination) -> dict[str, float]:
+        """Find out why a node is infeasible: multipliers that prove it there, and at every node of the same kind."""
+        program = self._program(point, prefill, elastic=LIMITS)
         program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
         program.relax(program.integers)
         solution = program.minimise(least_excess(program))
-        if solution.status == "optimal" and solution.objective > 1e-6:
-            discard(bounded, {name: max(0.0, -dual) for name, dual in solution.duals.items()})
+        if solution.status == "infeasible" or solution.objective <= 1e-6:
+            return {}
+        return {name: max(0.0, -dual) for name, dual in solution.duals.items()}
 
-    def _solve(self, bounded: BoundedClass, index: int, point: Point, choices: list[PrefillChoice]) -> None:
-        """Solve the program at a point: its bound becomes its optimum, and it may become the incumbent."""
-        reference = max(bounded.lowest[index], 1e-9)
-        program = self._program(point, choices)
-        solution = program.minimise(objective_with_tie_breaks(self.scenario, self.sizes, point, float(reference)))
-        for bound in bounded.bounds.values():
-            bound[index] = np.inf if solution.status == "infeasible" else max(bound[index], solution.objective)
-        if solution.status == "infeasible":
+    def _dive(self, front: _Front) -> None:
+        """Find a good plan at the lowest node of a family: of many prefill micro-batches the one with the best bound."""
+        sheet, index = front.sheet, front.index
+        sizes = np.unique(np.round(np.geomspace(sheet.low[index], sheet.high[index], DIVE)))
+        point = sheet.point.at(np.full(sizes.size, index))
+        probe = self._add_sheet(front.family, point, sizes, sizes)
+        self._refresh(probe)
+        if probe not in self.fronts:
             return
-        policy = policy_of(self.scenario, self.sizes, point, choices, solution)
-        policy = with_exact_budget(self.scenario, policy)
-        solved = SolvedPoint(point=point, choices=choices, values=solution.values)
-        self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), solved)
-        for bound in bounded.bounds.values():  # solved: nothing is left to find here
-            bound[index] = np.inf
+        self._tighten(probe, probe.index, probe.sheet.best_combination(probe.index))
+        if probe in self.fronts:
+            self._solve(probe, single=True)
+        if probe in self.fronts:  # what it holds is part of the range it was taken from
+            self.fronts.remove(probe)
+            front.family.sheets.remove(probe.sheet)
+
+    def _solve(self, front: _Front, *, single: bool) -> None:
+        """Solve the program of the lowest node: its bound becomes its optimum, and it may give the incumbent.
+
+        Where the node is a range, its smallest prefill micro-batch gives a plan, and the bound is for all of them.
+        """
+        sheet, index = front.sheet, front.index
+        point, prefill = self._node(sheet, index)
+        program = self._program(point, prefill)
+        reference = max(float(sheet.lowest[index]), 1e-9)
+        solution = program.minimise(objective_with_tie_breaks(self.scenario, self.sizes, point, reference))
+        infeasible = solution.status == "infeasible"
+        if not infeasible:
+            prefill = prefill_choice(self.scenario, point.size, float(sheet.low[index]))
+            policy = policy_of(self.scenario, self.sizes, point, prefill, solution)
+            solved = SolvedPoint(point=point, prefill=prefill, values=solution.values)
+            self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), solved)
+        for bound in sheet.bounds.values():  # a single choice is solved: nothing is left to find there
+            done = infeasible or single
+            bound[index] = np.inf if done else max(bound[index], solution.objective * (1.0 - TIE_BREAK))
+        front.ground.clear()
+        front.stuck |= bool(sheet.lowest[index] * front.batches[index] < self.best.seconds * (1.0 - GAP))
+        self._refresh(front)
+
+    def _split(self, front: _Front) -> None:
+        """Cut the ranges of the lowest node, and of all nodes of its sheet that may still win, into smaller ones."""
+        sheet = front.sheet
+        seconds = sheet.lowest * front.batches
+        limit = self.best.seconds * (1.0 - GAP) if np.isfinite(self.best.seconds) else front.seconds * FIRST_SPREAD
+        chosen = np.flatnonzero((seconds < limit) & (sheet.high > sheet.low))
+        if chosen.size > SPLIT_AT_ONCE:
+            chosen = chosen[np.argpartition(seconds[chosen], SPLIT_AT_ONCE)[:SPLIT_AT_ONCE]]
+        low, high = sheet.low[chosen], sheet.high[chosen]
+        cuts = [np.floor(low * (high / low) ** (part / PIECES)) for part in range(1, PIECES)]
+        starts = np.concatenate([low, *(cut + 1.0 for cut in cuts)])
+        ends = np.concatenate([*cuts, high])
+        parents = np.tile(chosen, PIECES)
+        size = np.asarray(sheet.point.size)[parents]
+        passes = np.ceil(size / starts)  # the smallest micro-batch of each number of passes is enough
+        repeated = (starts > sheet.low[parents]) & (passes == np.ceil(size / (starts - 1.0 + (starts == 1.0))))
+        starts = np.where(repeated & (passes > 1), np.ceil(size / np.maximum(passes - 1.0, 1.0)), starts)
+        kept = (starts <= ends) & ~(repeated & (passes == 1))
+        starts, ends, parents = starts[kept], ends[kept], parents[kept]
+        family = front.family
+        child = self._add_sheet(family, sheet.point.at(parents), starts, ends)
+        for combination, bound in child.sheet.bounds.items():
+            np.maximum(bound, sheet.bounds[combination][parents], out=bound)
+            sheet.bounds[combination][chosen] = np.inf
+        self._refresh(child)
+        self._refresh(front)
 
     def offer(self, policy: Policy, prediction: Prediction, solved: SolvedPoint | None) -> None:
         """Make a plan the incumbent if it is better."""
         seconds = prediction.num_batches * prediction.batch_s
-        if seconds < self.best.seconds:
+        if seconds < self.best.seconds and prediction.batch_s <= self.max_seconds * (1.0 + 1e-9):
             self.best.seconds, self.best.policy, self.best.prediction = seconds, policy, prediction
             self.best.solved = solved
 
-    def polish(self) -> None:
-        """Try the prefill micro-batch sizes between the rungs of the ladder around the best one."""
-        policy, solved = self.best.policy, self.best.solved
-        if policy is None or solved is None or self.pins.prefill_micro_batch_size is not None:
-            return
-        chosen, n, point = policy.prefill_micro_batch_size, policy.batch_size, solved.point
-        low, high = int(chosen / LADDER_REACH) + 1, min(n, int(chosen * LADDER_REACH))
-        parts = sorted({-(-n // size) for size in range(low, high + 1)})
-        sizes = sorted({-(-n // count) for count in parts[:: max(1, len(parts) // 16)]} | {chosen})
-        if len(sizes) < 2:
-            return
-        if point.ring:
-            for size in sizes:
-                self._solve_alone(point, [prefill_choice(self.scenario, point.size, float(size))])
-        else:
-            self._solve_alone(point, [prefill_choice(self.scenario, point.size, float(size)) for size in sizes])
 
-    def _solve_alone(self, point: Point, choices: list[PrefillChoice]) -> None:
-        program = self._program(point, choices)
-        reference = self.best.seconds / max(1, -(-self.scenario.workload.num_requests // int(point.size)))
-        solution = program.minimise(objective_with_tie_breaks(self.scenario, self.sizes, point, float(reference)))
-        if solution.status == "optimal":
-            policy = with_exact_budget(self.scenario, policy_of(self.scenario, self.sizes, point, choices, solution))
-            solved = SolvedPoint(point=point, choices=choices, values=solution.values)
-            self.offer(policy, predict(self.scenario, self.sizes, self.rates, policy), solved)
-
-
-def _classes(scenario: Scenario, sizes: Sizes, grid: Grid, pins: Pins) -> list[Point]:
-    """Classes of points (A_g, F_g, slots) that the pins leave."""
+def _classes(scenario: Scenario, grid: Grid, pins: Pins) -> list[Point]:
+    """Classes of points (A_g, F_g, slots) that the pins leave, with all batches of the grid."""
 
     def choices(pinned: bool | None) -> tuple[bool, ...]:
         return (True, False) if pinned is None else (pinned,)

@@ -40,7 +40,7 @@ def marginal_values(
         [token/s per GB/s].
     """
     program = build_program(
-        scenario, sizes, rates, solved.point, pins, solved.choices, max_seconds=max_seconds
+        scenario, sizes, rates, solved.point, pins, solved.prefill, max_seconds=max_seconds
     )
     program.fix({name: solved.values[name] for name in program.integers})
     solution = program.minimise(objective_of(sizes))
@@ -58,7 +58,7 @@ def marginal_values(
 
     def rows_at(changed: Rates) -> list[Row]:
         return rows_of(
-            scenario, sizes, changed, solved.point, solved.choices, max_seconds=max_seconds, pin_allowed=True,
+            scenario, sizes, changed, solved.point, solved.prefill, max_seconds=max_seconds, pin_allowed=True,
             pin_required=pins.pin_weights is True,
         )
 

@@ -223,7 +223,8 @@ def _cpu_pass(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Policy, *,
         busy += seconds(cost.lm_head(model, formats, n / parts))
     else:
         read = n * sizes.kv_read_bytes_per_request
-        busy += read * float(rates.cpu_attention_seconds(cost.attention_decode_per_kv_byte(model, formats)))
+        per_byte = cost.attention_decode_per_kv_byte(model, formats, sizes.kv_read_bytes_per_request)
+        busy += read * float(rates.cpu_attention_seconds(per_byte))
         busy += seconds(cost.lm_head(model, formats, n))
     busy *= parts
     disk_bytes = policy.weights_on_disk * sizes.streamed_bytes
