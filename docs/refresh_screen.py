@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,10 @@ SHOWN = re.compile(r"(<!-- screen -->\n```text\n).*?(```\n<!-- end of screen -->
 
 def main() -> None:
     """Replace what stands between the two comments."""
-    done = subprocess.run([sys.executable, "-m", "hrm", *COMMAND], capture_output=True, text=True, check=True)
+    environment = os.environ | {"COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hrm", *COMMAND], capture_output=True, text=True, check=True, env=environment
+    )
     screen = "".join(f"{line.rstrip()}\n" for line in done.stdout.rstrip().splitlines())
     text, count = SHOWN.subn(lambda found: f"{found[1]}{screen}{found[2]}", README.read_text(encoding="utf-8"))
     if count != 1:

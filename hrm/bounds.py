@@ -29,7 +29,9 @@ from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 __all__ = ["Sheet", "bound_sheet", "combinations_of", "discard", "guess_multipliers", "tighten"]
 
 Array = npt.NDArray[np.float64]
-Combination = tuple[bool, bool]  # non-expert weights and lm_head resident on the GPU
+PLACED = (DENSE, HEAD, EMBEDDING)
+Combination = tuple[bool, ...]
+"""Whether each of `PLACED` is on the GPU."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +50,8 @@ class Sheet:
         Ranges of the unknowns.
     objective : Affine
         Seconds of a batch.
-    tied : bool
-        Embedding and lm_head are one matrix, so the combination places both.
     bounds : dict of combination to ndarray
-        Lower bound on the seconds of a batch [s], by placement of non-expert weights and lm_head.
+        Lower bound on the seconds of a batch [s], by placement of non-expert weights, lm_head and embedding.
     """
 
     point: Point
@@ -61,13 +61,13 @@ class Sheet:
     lows: dict[str, Any]
     tops: dict[str, Any]
     objective: Affine
-    tied: bool
     bounds: dict[Combination, Array] = field(default_factory=dict)
 
     @property
     def lowest(self) -> Array:
         """Bound of each node over all combinations [s]."""
-        return np.minimum.reduce(list(self.bounds.values()))
+        lowest: Array = np.minimum.reduce(list(self.bounds.values()))
+        return lowest
 
     def best_combination(self, index: int) -> Combination:
         """Combination with the lowest bound at one node."""
@@ -79,13 +79,11 @@ class Sheet:
         return bool(np.ceil(size / self.low[index]) == np.ceil(size / self.high[index]))
 
 
-def combinations_of(pins: Pins) -> list[Combination]:
-    """Placements of non-expert weights and lm_head that the pins leave."""
-
-    def choices(pinned: bool | None) -> tuple[bool, ...]:
-        return (True, False) if pinned is None else (pinned,)
-
-    return list(product(choices(pins.dense_weights_on_gpu), choices(pins.lm_head_on_gpu)))
+def combinations_of(pins: Pins, *, tied: bool) -> list[Combination]:
+    """Placements of non-expert weights, lm_head and embedding that the pins leave; tied tables are one matrix."""
+    pinned = (pins.dense_weights_on_gpu, pins.lm_head_on_gpu, pins.embedding_on_gpu)
+    every = product(*((True, False) if value is None else (value,) for value in pinned))
+    return [combination for combination in every if not tied or combination[1] == combination[2]]
 
 
 def bound_sheet(
@@ -137,8 +135,8 @@ def bound_sheet(
             tops[name] = np.minimum(tops[name], np.floor(share * whole + 1e-9) * unit)
         if share is not None:
             lows[name] = tops[name]
-    for name, pinned in ((PIN, pins.pin_weights), (EMBEDDING, pins.embedding_on_gpu)):
-        lows[name], tops[name] = (0.0, 1.0) if pinned is None else (float(pinned),) * 2
+    if pins.pin_weights is not None:
+        lows[PIN] = tops[PIN] = float(pins.pin_weights)
     sheet = Sheet(
         point=point,
         low=low,
@@ -147,15 +145,10 @@ def bound_sheet(
         lows=lows,
         tops=tops,
         objective=objective_of(sizes),
-        tied=sizes.tied,
     )
     shape = np.asarray(point.size).shape
-    feasible = _may_fit(sheet)
-    for combination in combinations_of(pins):
-        possible = feasible[combination]
-        if sizes.tied and pins.embedding_on_gpu not in (None, combination[1]):
-            possible = np.zeros(shape, dtype=bool)
-        sheet.bounds[combination] = np.where(possible, 0.0, np.inf) + np.zeros(shape)
+    for combination, fits in _may_fit(sheet, combinations_of(pins, tied=sizes.tied)).items():
+        sheet.bounds[combination] = np.where(fits, 0.0, np.inf) + np.zeros(shape)
     return sheet
 
 
@@ -213,10 +206,10 @@ def _weigh(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: fl
     terms = []
     for name, weight in kept.items():
         row = sheet.rows[name]
-        unknown = next((u for u in (STEP, PREFILL) if row.coefficient(u)), None)
+        unknown = next((each for each in (STEP, PREFILL) if row.coefficient(each)), "")
         if name == "max_hours":
             row = Affine(row.constant)  # its seconds are in the objective already
-        elif unknown is not None:
+        elif unknown:
             weight = weight * (wanted[unknown] / sums[unknown])
             coefficients = {key: value for key, value in row.coefficients.items() if key != unknown}
             row = Affine(row.constant, coefficients)  # the seconds drop out of the sum
@@ -228,20 +221,19 @@ def _minimise(
     sheet: Sheet, lagrangian: Affine, combinations: Iterable[Combination]
 ) -> dict[Combination, Any]:
     """Least value over the ranges, for every combination: each unknown at the better end of its range."""
-    heads = (HEAD, EMBEDDING) if sheet.tied else (HEAD,)
     constant: Any = np.asarray(lagrangian.constant, dtype=np.float64)
     for name, coefficient in lagrangian.coefficients.items():
-        if name != DENSE and name not in heads:
+        if name not in PLACED:
             low, top = sheet.lows.get(name, 0.0), sheet.tops.get(name, 1.0)
             constant = constant + np.minimum(coefficient * low, coefficient * top)
-    on_head = sum(lagrangian.coefficient(name) for name in heads)
+    placed = [lagrangian.coefficient(name) for name in PLACED]
     return {
-        (dense, head): constant + (lagrangian.coefficient(DENSE) if dense else 0.0) + (on_head if head else 0.0)
-        for dense, head in combinations
+        combination: constant + sum(cost for on, cost in zip(combination, placed, strict=True) if on)
+        for combination in combinations
     }
 
 
-def _may_fit(sheet: Sheet) -> dict[Combination, Any]:
+def _may_fit(sheet: Sheet, every: list[Combination]) -> dict[Combination, Any]:
     """Where each memory on its own, and all levels together, can hold what must lie there, for every combination."""
     memories = ("gpu_memory_decode", "gpu_memory_prefill", "cpu_memory", "lock_limit")
     groups = [[name] for name in memories if name in sheet.rows]
@@ -249,7 +241,6 @@ def _may_fit(sheet: Sheet) -> dict[Combination, Any]:
         groups.append([gpu, "cpu_memory"])
         if "disk_memory" in sheet.rows:
             groups.append([gpu, "cpu_memory", "disk_memory"])
-    every = list(product((True, False), repeat=2))
     leasts = [_minimise(sheet, total(sheet.rows[name] for name in group), every) for group in groups]
     fits = np.ones(np.asarray(sheet.point.size).shape, dtype=bool)
     return {each: fits & np.logical_and.reduce([np.asarray(least[each] <= 1e3) for least in leasts]) for each in every}

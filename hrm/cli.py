@@ -6,10 +6,12 @@ Exit codes: 0 done, 2 wrong input, 3 no plan fits, 4 a bar was missed, 130 inter
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from enum import Enum
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hrm.pins import Pins
+    from hrm.policy import WeightSlots
     from hrm.scenario import Scenario
     from hrm.workload import Workload
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="hrm",
@@ -40,21 +45,21 @@ app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")
 
 
-class Place(str, Enum):
+class Place(StrEnum):
     """Where something is computed or kept."""
 
     cpu = "cpu"
     gpu = "gpu"
 
 
-class Costs(str, Enum):
+class Costs(StrEnum):
     """Cost models."""
 
     full = "full"
     paper = "paper"
 
 
-class Slots(str, Enum):
+class Slots(StrEnum):
     """Weight slots."""
 
     one = "1"
@@ -62,14 +67,14 @@ class Slots(str, Enum):
     experts = "experts"
 
 
-class Residence(str, Enum):
+class Residence(StrEnum):
     """Resident on the GPU, or streamed with the layers."""
 
     resident = "resident"
     streamed = "streamed"
 
 
-class RooflineOperator(str, Enum):
+class RooflineOperator(StrEnum):
     """Operators of `hrm roofline`."""
 
     attention = "attention"
@@ -91,7 +96,9 @@ def _complete_model(incomplete: str) -> list[str]:
 Hardware = Annotated[
     str,
     typer.Option(
-        "--hw", help="Hardware profile: a YAML file, or a bundled name (hrm hardware).", autocompletion=_complete_hardware
+        "--hw",
+        help="Hardware profile: a YAML file, or a bundled name (hrm hardware).",
+        autocompletion=_complete_hardware,
     ),
 ]
 Model = Annotated[
@@ -102,26 +109,65 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the screen.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a number of the profile, e.g. cpu.memory='416 GB'.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a number of the profile, e.g. cpu.memory='416 GB'."),
 ]
 
 
-def _console(*, stderr: bool = False) -> Console:
+class _ReaderGone(Exception):  # noqa: N818 (no error: `head` has read enough)
+    """Nobody reads standard output any more."""
+
+
+def _write(text: str) -> None:
+    """Write to standard output, whole: the one place where that may fail.
+
+    Raises
+    ------
+    InputError
+        Its disk is full, or the like.
+    """
+    try:
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise _ReaderGone from None
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", where="standard output") from None
+
+
+def _print(show: Callable[[Console], None]) -> None:
+    """Write what `show` prints; without a terminal 118 columns wide, or as COLUMNS says."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 118
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal or os.environ.get("COLUMNS", "").isdecimal() else 118
+    console = Console(width=width, highlight=False, soft_wrap=False)
+    with console.capture() as captured:
+        show(console)
+    text = captured.get()
+    _write(text if is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+def _say(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    _write(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 @app.command()
 def plan(
     hw: Hardware,
     model: Model,
-    workload: Annotated[str | None, typer.Option(help="mtbench (default), synthetic-reasoning or summarization.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="mtbench (default), synthetic-reasoning or summarization.")
+    ] = None,
     prompt_len: Annotated[int | None, typer.Option(help="Every prompt has this many tokens.")] = None,
     gen_len: Annotated[int | None, typer.Option(help="Tokens generated per request.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="CSV or JSONL file of prompt lengths.")] = None,
@@ -129,7 +175,9 @@ def plan(
     requests: Annotated[int, typer.Option(help="Requests in all; batches are equal.")] = 10_000,
     max_hours: Annotated[float, typer.Option(help="Bound on the time of one batch [h].")] = 24.0,
     cost_model: Annotated[Costs, typer.Option(help="full, or the paper's own terms (Eqs. 12-14).")] = Costs.full,
-    weights_dtype: Annotated[str | None, typer.Option(help="fp16, bf16, fp8, int8, int4, mxfp4; default: checkpoint's.")] = None,
+    weights_dtype: Annotated[
+        str | None, typer.Option(help="fp16, bf16, fp8, int8, int4, mxfp4; default: checkpoint's.")
+    ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="fp16, bf16, fp8, int8, int4, mxfp4.")] = None,
     compute_dtype: Annotated[str | None, typer.Option(help="Arithmetic: fp16, bf16, fp32, fp8, int8.")] = None,
     batch: Annotated[int | None, typer.Option(help="Pin N, the requests in flight.")] = None,
@@ -147,7 +195,8 @@ def plan(
     embedding: Annotated[Place | None, typer.Option(help="Pin the place of the embedding.")] = None,
     lm_head: Annotated[Residence | None, typer.Option(help="Pin the lm_head.")] = None,
     pin_weights: Annotated[
-        bool | None, typer.Option("--pin-weights/--no-pin-weights", help="Page-lock CPU weights once, or stage each copy.")
+        bool | None,
+        typer.Option("--pin-weights/--no-pin-weights", help="Page-lock CPU weights once, or stage each copy."),
     ] = None,
     explain: Annotated[bool, typer.Option(help="Solve the alternatives too.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan with its inputs.")] = None,
@@ -161,7 +210,11 @@ def plan(
     from hrm.profile_files import profile_document
 
     if not 0 < max_hours <= 1e6:
-        raise InputError(f"{max_hours} is no bound", where="--max-hours", way_out="hours, above 0 and at most a million")
+        raise InputError(
+            f"{max_hours} is no bound", where="--max-hours", way_out="hours, above 0 and at most a million"
+        )
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InputError("its folder does not exist", where=f"--output: {output}")
     pins = _read_pins(locals())
     config = find_config(model)
     work, notes = _load_workload(workload, prompt_len, gen_len, prompts, padded, requests)
@@ -172,22 +225,26 @@ def plan(
             hardware={"name": scenario.profile.name, "document": profile_document(scenario.profile)},
             model={"name": scenario.model.name, "config": config["values"]},
             pins=pins,
-            cost_model=cost_model.value,  # type: ignore[arg-type]
+            cost_model=cost_model.value,
             max_hours=max_hours,
             explain=explain,
             notes=notes,
             on_progress=say,
         )
-    if output is not None:
-        save_plan(found, output)
-    if json_:
-        _print_json(found.to_dict())
-        return
-    from hrm.report import print_plan
+    try:
+        if output is not None:
+            save_plan(found, output)
+            _say(f"saved to {output}")
+    finally:  # what took a while to find is shown even where it cannot be saved
+        if json_:
+            _print_json(found.to_dict())
+        else:
+            from hrm.report import print_plan
 
-    print_plan(found, _console())
-    if output is not None:
-        _console(stderr=True).print(f"saved to {output}")
+            _print(lambda console: print_plan(found, console))
+
+
+_SLOTS: dict[Slots, WeightSlots] = {Slots.one: 1, Slots.two: 2, Slots.experts: "experts"}
 
 
 def _read_pins(given: dict[str, Any]) -> Pins:
@@ -208,7 +265,7 @@ def _read_pins(given: dict[str, Any]) -> Pins:
         weights_on_disk=given["weights_on_disk"],
         kv_on_gpu=given["kv_on_gpu"],
         kv_on_disk=given["kv_on_disk"],
-        weight_slots=None if slots is None else {"1": 1, "2": 2}.get(slots.value, "experts"),  # type: ignore[arg-type]
+        weight_slots=_SLOTS[slots] if slots is not None else None,
         dense_weights_on_gpu=on_gpu(given["dense_weights"]),
         embedding_on_gpu=on_gpu(given["embedding"]),
         lm_head_on_gpu=on_gpu(given["lm_head"]),
@@ -227,7 +284,9 @@ def _load_workload(
     sources = [("--workload", name), ("--prompt-len", prompt_len), ("--prompts", prompts)]
     given = [option for option, value in sources if value is not None]
     if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} describe the prompts twice", where="workload", way_out="give one of them")
+        raise InputError(
+            f"{' and '.join(given)} describe the prompts twice", where="workload", way_out="give one of them"
+        )
     if prompt_len is not None or prompts is not None:
         notes = () if gen_len is not None else ("generation length not given: 128 tokens.",)
         generated = 128 if gen_len is None else gen_len
@@ -237,7 +296,7 @@ def _load_workload(
         assert prompts is not None  # one of the two is given
         return prompts_workload(prompts, generation_length=generated, num_requests=requests, padded=padded), notes
     made = load_workload(name or "mtbench", generation_length=gen_len, num_requests=requests, padded=padded)
-    said = f"no workload given: {made.name}, {made.generation_length} tokens generated."
+    said = f"no workload given: {made.name}, generation length {made.generation_length}."
     return made, ((said,) if name is None else ()) + ((made.note,) if made.note and name is not None else ())
 
 
@@ -306,8 +365,8 @@ class _progress:  # noqa: N801 (used as a function)
             self._status.stop()
 
 
-@app.command()
-def roofline(
+@app.command("roofline")
+def draw_roofline(
     hw: Hardware,
     model: Model,
     op: Annotated[RooflineOperator, typer.Option("--op", help="Operator to draw.")] = RooflineOperator.ffn,
@@ -340,7 +399,7 @@ def roofline(
     if json_:
         _print_json(document)
     else:
-        print_roofline(document, _console())
+        _print(lambda console: print_roofline(document, console))
 
 
 @hardware_app.callback(invoke_without_command=True)
@@ -350,13 +409,11 @@ def list_hardware(context: typer.Context, json_: Json = False) -> None:
         from hrm.listings import hardware_rows, print_rows
 
         rows = hardware_rows()
-        _print_json({"hardware": rows}) if json_ else print_rows(rows, _console())
+        _print_json({"hardware": rows}) if json_ else _print(lambda console: print_rows(rows, console))
 
 
 @hardware_app.command("show")
-def show_hardware(
-    name: Annotated[str, typer.Argument(autocompletion=_complete_hardware)], json_: Json = False
-) -> None:
+def show_hardware(name: Annotated[str, typer.Argument(autocompletion=_complete_hardware)], json_: Json = False) -> None:
     """Print a profile as one self-contained YAML file, every number with its source."""
     from hrm.profile_files import dump_profile, load_profile, profile_document
 
@@ -364,7 +421,7 @@ def show_hardware(
     if json_:
         _print_json({"name": profile.name, **profile_document(profile)})
     else:
-        sys.stdout.write(dump_profile(profile))
+        _write(dump_profile(profile))
 
 
 @hardware_app.command("check")
@@ -377,9 +434,9 @@ def check_hardware(file: Annotated[str, typer.Argument(help="A YAML file.")], js
         _print_json({"file": file, "problems": problems})
     else:
         for problem in problems:
-            sys.stderr.write(f"hrm: {problem}\n")
+            _say(f"hrm: {problem}")
         if not problems:
-            sys.stdout.write(f"{file}: fine\n")
+            _write(f"{file}: fine\n")
     if problems:
         raise typer.Exit(2)
 
@@ -391,7 +448,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
         from hrm.listings import model_rows, print_rows
 
         rows = model_rows()
-        _print_json({"models": rows}) if json_ else print_rows(rows, _console())
+        _print_json({"models": rows}) if json_ else _print(lambda console: print_rows(rows, console))
 
 
 @models_app.command("show")
@@ -405,46 +462,65 @@ def show_model(
     from hrm.listings import model_document, print_model
     from hrm.model_files import load_model
 
-    dtype = None if weights_dtype is None else parse_dtype(weights_dtype, where="--weights-dtype", allowed=WEIGHT_DTYPES)
+    dtype = (
+        None if weights_dtype is None else parse_dtype(weights_dtype, where="--weights-dtype", allowed=WEIGHT_DTYPES)
+    )
     document = model_document(load_model(name), dtype)
-    _print_json(document) if json_ else print_model(document, _console())
+    _print_json(document) if json_ else _print(lambda console: print_model(document, console))
 
 
 def _version(value: bool) -> None:
     if value:
         from hrm import __version__
 
-        sys.stdout.write(f"hrm {__version__}\n")
+        _write(f"hrm {__version__}\n")
         raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """See `hrm COMMAND --help`."""
 
 
 def main() -> None:
     """Run the command; a person never meets a traceback."""
+    if sys.stderr is None:  # started with 2>&-
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (kept open to the end)
+    if sys.stdout is None:  # started with >&-: whatever is opened next would become standard output
+        _say("hrm: standard output: is closed (a terminal, a file or a pipe)")
+        sys.exit(2)
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="hrm", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # how the parser passes Ctrl-C on
+            _say("hrm: interrupted")
     except HrmError as error:
-        sys.stderr.write(f"hrm: {error}\n")
+        _say(f"hrm: {error}")
         code = error.exit_code
-    except BrokenPipeError:  # the reader went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (_ReaderGone, BrokenPipeError):
         code = 0
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("hrm: interrupted\n")
-        code = 130
+        _say("hrm: interrupted")
+        code = INTERRUPTED
     except MemoryError:
-        sys.stderr.write("hrm: out of memory\n")
+        _say("hrm: out of memory (fewer --requests, or pin --micro-batch or --batch)")
         code = 2
     except Exception as error:
         code = _report_unforeseen(error)
+    _forget_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _forget_unwritten() -> None:
+    """Let go of what a broken standard output still holds: Python would complain about it on the way out."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_unforeseen(error: Exception) -> int:
@@ -455,7 +531,10 @@ def _report_unforeseen(error: Exception) -> int:
         return int(getattr(error, "exit_code", 2))
     if os.environ.get("HRM_TRACEBACK"):
         raise error
-    sys.stderr.write(
-        f"hrm: this should not have happened: {type(error).__name__}: {error} (please report it, with HRM_TRACEBACK=1)\n"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT):
+        _say(f"hrm: standard output: cannot be written: {error.strerror}")
+        return 2
+    _say(
+        f"hrm: this should not have happened: {type(error).__name__}: {error} (please report it, with HRM_TRACEBACK=1)"
     )
     return 1

@@ -47,11 +47,12 @@ RING_EXPERTS = "ring_experts"  # whole experts
 
 GB = 1e9
 LIMITS = {
-    "gpu_memory_decode": GB,
-    "gpu_memory_prefill": GB,
+    "gpu_memory_decode": GB / 2,  # counts twice: the hardest to add to
+    "gpu_memory_prefill": GB / 2,
     "cpu_memory": GB,
     "disk_memory": GB,
     "lock_limit": GB,
+    "lock_limit_weights": GB,
     "max_hours": 3600.0,
 }
 """Rows that an elastic program may exceed, and the unit in which it counts the excess."""
@@ -123,22 +124,23 @@ def build_program(
     for row in rows:
         left = row.left
         if row.name in elastic:
-            program.add_unknown(excess_of(row.name), scale=LIMITS[row.name])
+            if excess_of(row.name) not in program.unknowns:
+                program.add_unknown(excess_of(row.name), scale=LIMITS[row.name])
             left = left - Affine.of(excess_of(row.name))
         program.at_most(row.name, left, 0.0, scale=row.scale)
     return program
 
 
 def excess_of(limit: str) -> str:
-    """Name of the unknown by which an elastic program exceeds a limit."""
-    return f"excess_{limit}"
+    """Name of the unknown by which an elastic program exceeds a limit; rows of one resource share it."""
+    shared = {"gpu_memory_decode": "gpu_memory", "gpu_memory_prefill": "gpu_memory", "lock_limit_weights": "lock_limit"}
+    return f"excess_{shared.get(limit, limit)}"
 
 
 def least_excess(program: Program) -> Affine:
     """Objective of an elastic program: all excesses, in GB and in hours."""
-    return total(
-        Affine.of(excess_of(name), 1.0 / scale) for name, scale in LIMITS.items() if excess_of(name) in program.unknowns
-    )
+    scales = {excess_of(name): scale for name, scale in LIMITS.items()}
+    return total(Affine.of(name, 1.0 / scale) for name, scale in scales.items() if name in program.unknowns)
 
 
 def _whole_requests(
@@ -187,7 +189,7 @@ def policy_of(
     per_layer = values[EXPERTS_ON_GPU] / sizes.streamed_layers
     # A share that is all, up to the solver's tolerance, is all.
     on_gpu = layer if per_layer > layer - row / 2 else np.floor(per_layer / row + 1e-6) * row
-    on_disk = np.ceil(values[EXPERTS_ON_DISK] / sizes.streamed_layers / row - 1e-3) * row
+    on_disk = np.ceil(values[EXPERTS_ON_DISK] / sizes.streamed_layers / row - 1e-6) * row
     on_disk = min(max(0.0, on_disk), layer - on_gpu)
     n, n_ub = int(point.size), int(point.micro_batches)
     all_kv = values[ALL_KV_ON_GPU] > 0.5

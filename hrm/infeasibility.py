@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
 from hrm.errors import InfeasibleError
 from hrm.full_program import LIMITS, build_program, excess_of, least_excess
+from hrm.memory import GPU_RESERVE_SHARE
 from hrm.pins import Pins
-from hrm.points import Grid, Point, candidate_batches, prefill_choice
-from hrm.policy import WeightSlots
+from hrm.points import candidate_batches, point_classes, prefill_choice
 from hrm.rates import Rates
-from hrm.scenario import Scenario, Sizes
+from hrm.scenario import Scenario, Sizes, measure_sizes
 from hrm.units import GIB
 
 __all__ = ["explain_infeasibility", "least_excesses"]
@@ -24,7 +24,7 @@ GROUPS = {
     "gpu": GPU,
     "cpu": ("cpu_memory",),
     "disk": ("disk_memory",),
-    "lock": ("lock_limit",),
+    "lock": ("lock_limit", "lock_limit_weights"),
     "hours": ("max_hours",),
 }
 
@@ -45,7 +45,8 @@ def least_excesses(
     index = int(np.argmin(grid.size))
     together: tuple[float, dict[str, float]] | None = None
     alone: dict[str, float] = {}
-    for here in _points(scenario, pins, grid, index):
+    for point in point_classes(scenario, grid, pins):
+        here = point.at(index)
         size = float(pins.prefill_micro_batch_size or 1)
         prefill = prefill_choice(scenario, here.size, size)
         for name, limits in [("", tuple(LIMITS)), *GROUPS.items()]:
@@ -57,38 +58,12 @@ def least_excesses(
             solution = program.minimise(least_excess(program))
             if solution.status == "infeasible":
                 continue
-            excess = {
-                group: max(solution.values.get(excess_of(limit), 0.0) for limit in members)
-                for group, members in GROUPS.items()
-            }
+            excess = {group: solution.values.get(excess_of(members[0]), 0.0) for group, members in GROUPS.items()}
             if name:
                 alone[name] = min(alone.get(name, float("inf")), excess[name])
             elif together is None or solution.objective < together[0]:
                 together = (solution.objective, excess)
     return ({} if together is None else together[1]), alone
-
-
-def _points(scenario: Scenario, pins: Pins, grid: Grid, index: int) -> list[Point]:
-    """One batch of the grid in every class of points that the pins leave."""
-
-    def choices(pinned: bool | None) -> tuple[bool, ...]:
-        return (True, False) if pinned is None else (pinned,)
-
-    every: tuple[WeightSlots, ...] = (1, 2, "experts")
-    slots = every if pins.weight_slots is None else (pins.weight_slots,)
-    if scenario.model.streamed_experts < 3:
-        slots = tuple(each for each in slots if each != "experts") or (1,)
-    return [
-        Point(
-            size=float(grid.size[index]),
-            micro_batch=float(grid.micro_batch[index]),
-            micro_batches=float(grid.micro_batches[index]),
-            attention_on_gpu=a,
-            ffn_on_gpu=f,
-            slots=s,
-        )
-        for a, f, s in product(choices(pins.attention_on_gpu), choices(pins.ffn_on_gpu), slots)
-    ]
 
 
 def explain_infeasibility(
@@ -97,21 +72,20 @@ def explain_infeasibility(
     """The error for a scenario without a plan, with the limit, the excess and the nearest change that would fit."""
     together, alone = least_excesses(scenario, sizes, rates, pins, max_hours * 3600.0)
     size = int(candidate_batches(scenario.workload.num_requests, pins).size.min())
-    broken = {name: value for name, value in together.items() if value > (1e3 if name != "hours" else 1e-6)}
+    broken = _broken(together)
     main = max(broken, key=lambda name: broken[name] if name != "hours" else 0.0, default="")
     model, profile = scenario.model, scenario.profile
     parts = [f"{_amount(name, value)} over the limit of {WORDS[name]}" for name, value in broken.items()]
     said = " and ".join(parts) if parts else "the pinned variables contradict each other or the limits"
-    ways = [f"{_amount(name, value)} more {WORDS[name]}" for name, value in alone.items() if value > 0]
-    if profile.disk is None and "cpu" in broken:
-        ways.append(f"a disk that holds {broken['cpu'] / 1e9:.0f} GB")
+    ways = [_more(name, value) for name, value in _broken(alone).items()]
+    if len(broken) > 1 or (broken and not ways):
+        ways.append(" and ".join(_more(name, value) for name, value in broken.items()))
+    if profile.disk is None and broken.keys() == {"cpu"}:
+        ways.append(f"a disk that holds {math.ceil(broken['cpu'] / 1e9)} GB")
     if try_int4 and scenario.formats.weights is None and scenario.formats.linear(model) not in ("int4", "mxfp4"):
         quantised = replace(scenario, formats=replace(scenario.formats, weights="int4"))
-        from hrm.scenario import measure_sizes
-
-        smaller = measure_sizes(quantised)
-        left, _ = least_excesses(quantised, smaller, rates, pins, max_hours * 3600.0)
-        if left and all(value <= 1e3 for value in left.values()):
+        left, _ = least_excesses(quantised, measure_sizes(quantised), rates, pins, max_hours * 3600.0)
+        if left and not _broken(left):
             ways.append("--weights-dtype int4")
     if pins.given:
         ways.append(f"fewer pinned variables than {', '.join(sorted(pins.given))}")
@@ -124,7 +98,20 @@ def explain_infeasibility(
     )
 
 
-def _amount(name: str, value: float) -> str:
-    if name == "hours":
-        return f"{value / 3600.0:.1f} hours"
-    return f"{value / GIB:.2f} GiB"
+def _broken(excess: dict[str, float]) -> dict[str, float]:
+    """Limits that are exceeded by more than rounding."""
+    return {name: value for name, value in excess.items() if value > (1e3 if name != "hours" else 1e-3)}
+
+
+def _amount(name: str, value: float, *, up: bool = False) -> str:
+    """An excess as a person reads it, rounded up where it is what would be enough."""
+    digits, unit, share = (1, "hours", value / 3600.0) if name == "hours" else (2, "GiB", value / GIB)
+    if up:
+        share = math.ceil(share * 10**digits + 1e-6) / 10**digits
+    return f"{share:.{digits}f} {unit}"
+
+
+def _more(name: str, value: float) -> str:
+    """How much more of a resource would be enough; of GPU memory a share stays in reserve."""
+    needed = value / (1.0 - GPU_RESERVE_SHARE) if name == "gpu" else value
+    return f"{_amount(name, needed, up=True)} more {WORDS[name]}"

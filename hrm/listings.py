@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hrm.model import ModelSpec
 from hrm.units import GIB
@@ -11,6 +11,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["hardware_rows", "model_document", "model_rows", "print_model", "print_rows"]
+
+
+HEADS = {
+    "gpu": "GPU",
+    "gpu_gib": "GPU GiB",
+    "cpu_gib": "CPU GiB",
+    "disk_tb": "disk TB",
+    "link_gb_per_s": "link GB/s",
+    "parameters_b": "params B",
+    "active_b": "active B",
+    "weights_gb": "weights GB",
+    "hub_id": "Hugging Face id",
+}
+"""Heads of the columns of a table, by key."""
+
+LAST_COLUMN = 12
+"""Width down to which the last column may be cut."""
 
 
 def hardware_rows() -> list[dict[str, Any]]:
@@ -44,13 +61,13 @@ def model_rows() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "family": model.family,
                 "parameters_b": round(model.total_parameters / 1e9, 2),
                 "active_b": round(model.active_parameters / 1e9, 2),
                 "weights_gb": round(model.weight_bytes() / 1e9, 2),
                 "experts": f"{model.n_experts} (top {model.top_k})" if model.is_moe else "dense",
                 "layers": model.n_layers,
                 "format": model.expert_dtype if model.is_moe else model.linear_dtype,
+                "family": model.family,
                 "hub_id": model.hub_id,
             }
         )
@@ -58,17 +75,30 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def print_rows(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print rows of one kind as a table."""
-    from rich import box
+    """Print rows of one kind as a table, one line each; a narrow screen leaves out the last columns."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in rows[0]:
-        number = isinstance(rows[0][key], int | float)
-        table.add_column(key, justify="right" if number else "left", no_wrap=key == "name", overflow="fold")
-    for row in rows:
-        table.add_row(*[f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row.values()])
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    cells = {key: [_cell(row[key]) for row in rows] for key in rows[0]}
+    room, last = console.width, list(cells)[-1]
+    shown: list[list[str]] = []
+    for key, texts in cells.items():
+        head = HEADS.get(key, key)
+        width = max(len(text) for text in (head, *texts))
+        if shown and (min(width, LAST_COLUMN) if key == last else width) > room:
+            break
+        justify: Literal["left", "right"] = "right" if isinstance(rows[0][key], int | float) else "left"
+        table.add_column(head, justify=justify, no_wrap=True, width=min(width, room))
+        shown.append(texts)
+        room -= width + 2
+    for row_of_texts in zip(*shown, strict=True):
+        table.add_row(*[escape(text) for text in row_of_texts])
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)
 
 
 def model_document(model: ModelSpec, weights_dtype: str | None) -> dict[str, Any]:
@@ -93,7 +123,10 @@ def model_document(model: ModelSpec, weights_dtype: str | None) -> dict[str, Any
         ),
         "attention": (counts.attention, model.attention_bytes(weights_dtype) * model.n_layers),
         "router": (counts.router, model.router_bytes(weights_dtype) * model.n_moe_layers),
-        "norms": (counts.norms, model.norm_bytes(weights_dtype) * model.n_layers + model.final_norm_bytes(weights_dtype)),
+        "norms": (
+            counts.norms,
+            model.norm_bytes(weights_dtype) * model.n_layers + model.final_norm_bytes(weights_dtype),
+        ),
         "embedding": (counts.embedding + counts.position, model.embedding_bytes(weights_dtype)),
         "lm_head": (counts.lm_head, model.lm_head_bytes(weights_dtype)),
     }
@@ -123,9 +156,11 @@ def model_document(model: ModelSpec, weights_dtype: str | None) -> dict[str, Any
 def print_model(document: dict[str, Any], console: Console) -> None:
     """Print the account of a model."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    console.print(f"[bold]{document['name']}[/] {document['hub_id']} ({document['family']})")
+    title = [f"[bold]{escape(document['name'])}[/]", escape(document["hub_id"]), f"({escape(document['family'])})"]
+    console.print(" ".join(part for part in title if part))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head, justify in (("item", "left"), ("parameters", "right"), ("GB", "right"), ("share", "right")):
         table.add_column(head, justify=justify)  # type: ignore[arg-type]
@@ -134,10 +169,15 @@ def print_model(document: dict[str, Any], console: Console) -> None:
         table.add_row(name, f"{item['parameters']:,}", f"{item['bytes'] / 1e9:,.3f}", f"{item['bytes'] / whole:.1%}")
     table.add_row("total", f"{document['parameters']:,}", f"{whole / 1e9:,.3f}", "100.0%", style="bold")
     console.print(table)
+    layers = f"{document['layers']} layers"
+    if document["moe_layers"]:
+        layers += (
+            f", {document['moe_layers']} with {document['experts']} experts (top {document['top_k']}), one expert "
+        )
+        layers += f"{document['bytes_per_expert'] / 1e6:,.1f} MB"
     console.print(
-        f"{document['active_parameters'] / 1e9:.2f}B parameters active per token; {document['layers']} layers, "
-        f"{document['moe_layers']} with {document['experts']} experts (top {document['top_k']}), one expert "
-        f"{document['bytes_per_expert'] / 1e6:,.1f} MB; weights {document['weights_dtype']}"
+        f"{document['active_parameters'] / 1e9:.2f}B parameters active per token; {layers}; weights "
+        f"{document['weights_dtype']}"
     )
     windows = document["sliding_window_layers"]
     console.print(
@@ -146,4 +186,4 @@ def print_model(document: dict[str, Any], console: Console) -> None:
         + f"; at most {document['max_positions']:,} positions"
     )
     for text in document["assumptions"]:
-        console.print(f"[dim]- {text}[/]")
+        console.print(f"[dim]- {escape(text)}[/]")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -118,13 +119,17 @@ def find_config(name_or_path: str | Path) -> dict[str, Any]:
     return {"values": values, "file": f"{bundled}.json (bundled)", "name": bundled, "hub_id": hub_id}
 
 
-def read_config_file(file: Path) -> dict[str, Any]:
+def read_config_file(
+    file: Path, *, way_out: str = "a config.json as released with the checkpoint"
+) -> dict[str, Any]:
     """Read a JSON object, strictly: no NaN, no key twice.
 
     Parameters
     ----------
     file : Path
         The file.
+    way_out : str
+        What would be accepted, for messages.
 
     Returns
     -------
@@ -137,7 +142,6 @@ def read_config_file(file: Path) -> dict[str, Any]:
         The file cannot be read, is not JSON, or holds something other than one object.
     """
     where = str(file)
-    way_out = "a config.json as released with the checkpoint"
     try:
         size = file.stat().st_size
         if size > _MAX_CONFIG_BYTES:
@@ -150,19 +154,20 @@ def read_config_file(file: Path) -> dict[str, Any]:
     if not text.strip():
         raise InputError("is empty", where=where, way_out=way_out)
 
-    def refuse_constant(constant: str) -> None:
-        raise InputError(f"holds {constant}, which is not a number", where=where, way_out=way_out)
-
-    def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_bad(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in pairs:
             if key in values:
                 raise InputError("this key is there twice", where=f"{where}: {key!r:.80}", way_out="delete one")
+            for each in value if isinstance(value, list) else [value]:  # json takes NaN, and 1e999 for infinity
+                if isinstance(each, float) and not math.isfinite(each):
+                    said = f"holds {json.dumps(each)} as {key!r:.80}, which is not a number"
+                    raise InputError(said, where=where, way_out=way_out)
             values[key] = value
         return values
 
     try:
-        values = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)
+        values = json.loads(text, object_pairs_hook=refuse_bad)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise InputError(f"is not valid JSON: {error.msg} at {place}", where=where, way_out=way_out) from error

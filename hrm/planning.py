@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hrm.errors import HrmError, InfeasibleError
+from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.paper_search import find_paper_policy
-from hrm.pins import Pins
+from hrm.pins import Pins, option_name
 from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
+from hrm.policy import Policy
 from hrm.profile import Efficiency
 from hrm.profile_files import with_overrides
 from hrm.rates import derive_rates
@@ -17,13 +18,22 @@ from hrm.roofline_operators import break_even_batch, ffn_intensity
 from hrm.scenario import Scenario, measure_sizes
 from hrm.search import SearchResult, SolverReport, find_policy
 from hrm.sensitivity import marginal_values
-from hrm.trivial import Trivial
 from hrm.units import GB, GIB
 
 __all__ = ["make_plan"]
 
 HOPELESS_DAYS = 30.0
+MAX_FREE_REQUESTS = 10_000_000
+"""The points of the search grow with the requests; this many take a minute and gigabytes."""
+POINTLESS_GAIN = 1.1
+"""Offloading that wins less over a plan all in GPU memory is called pointless: predictions are not that good."""
 LARGE_HOST = "416 GB"
+LIMIT_WORDS = {
+    "gpu": "GPU memory",
+    "cpu": "CPU memory",
+    "disk": "disk space",
+    "lock": "the limit of page-locked memory",
+}
 
 
 def make_plan(
@@ -64,8 +74,24 @@ def make_plan(
     """
     pins = pins or Pins()
     inputs = PlanInputs(hardware=hardware, model=model, cost_model=cost_model, max_hours=max_hours, pins=pins)
+    if pins.weights_on_gpu:  # experts computed on the CPU keep no weights on the GPU (F_g = 0: r_w = 0)
+        if pins.ffn_on_gpu is False:
+            raise InputError(
+                f"{pins.weights_on_gpu}, but experts computed on the CPU keep no weights on the GPU",
+                where="--weights-on-gpu",
+                way_out="0, or --ffn gpu",
+            )
+        pins = replace(pins, ffn_on_gpu=True)
     if cost_model == "paper":
         return _paper_plan(scenario, inputs, pins, notes)
+    requests = scenario.workload.num_requests
+    pins.check_counts(requests)
+    if requests > MAX_FREE_REQUESTS and pins.batch_size is None:
+        raise InputError(
+            f"{requests:,} requests make more batch sizes than are searched",
+            where="--requests",
+            way_out=f"at most {MAX_FREE_REQUESTS:,}, which give the same throughput, or --batch",
+        )
     try:
         result = find_policy(scenario, pins, max_hours=max_hours, on_progress=on_progress)
     except InfeasibleError as error:
@@ -92,12 +118,38 @@ def make_plan(
         marginal_values=marginal,
         turning_points=_turning_points(scenario, policy.micro_batch_size, cost_model),
         warnings=_warnings(scenario, result),
-        notes=(*notes, *scenario.model.assumptions),
+        notes=(*notes, *_rounded_pins(inputs.pins, policy), *scenario.model.assumptions),
     )
 
 
+def _rounded_pins(pins: Pins, policy: Policy) -> tuple[str, ...]:
+    """Shares and micro-batches that come out otherwise than pinned."""
+    notes = []
+    for key in ("micro_batch_size", "prefill_micro_batch_size"):
+        given, realised = getattr(pins, key), getattr(policy, key)
+        if given is not None and given > realised:
+            notes.append(f"{option_name(key)} {given:,} comes out as {realised:,}, all the requests of a batch.")
+    for key, why in (
+        ("weights_on_gpu", "rows of an expert"),
+        ("weights_on_disk", "rows of an expert"),
+        ("kv_on_gpu", "requests of a micro-batch"),
+        ("kv_on_disk", "requests of a micro-batch"),
+    ):
+        given, realised = getattr(pins, key), getattr(policy, key)
+        if given is not None and abs(given - realised) > 0.005:
+            notes.append(f"{option_name(key)} {given:g} comes out as {realised:.4g}: only whole {why} move.")
+    return tuple(notes)
+
+
 def _paper_plan(scenario: Scenario, inputs: PlanInputs, pins: Pins, notes: tuple[str, ...]) -> Plan:
-    result = find_paper_policy(scenario, pins)
+    _check_paper_pins(pins)
+    try:
+        result = find_paper_policy(scenario, pins)
+    except InfeasibleError as error:
+        if error.missing_bytes > 0 or not pins.given:
+            raise
+        given = ", ".join(sorted(inputs.pins.given))
+        raise InfeasibleError(f"no policy of the paper's model agrees with all pinned variables: {given}") from None
     return Plan(
         scenario=scenario,
         inputs=inputs,
@@ -114,11 +166,28 @@ def _paper_plan(scenario: Scenario, inputs: PlanInputs, pins: Pins, notes: tuple
         marginal_values={},
         turning_points=_turning_points(scenario, result.policy.micro_batch_size, "paper"),
         warnings=(
-            "Eqs. 12-14 leave out prefill, embedding, lm_head, launches and contention; with its authors' constants the "
-            "model is 2-6x too fast on their own logs.",
+            "Eqs. 12-14 leave out prefill, embedding, lm_head, launches and contention; with its authors' constants "
+            "the model is 2-6x too fast on their own logs.",
         ),
-        notes=notes,
+        notes=(*notes, "one batch, decode only: --requests and --max-hours play no part in this model."),
     )
+
+
+def _check_paper_pins(pins: Pins) -> None:
+    """Refuse what Eqs. 12-14 cannot express: N is mu * n_ub exactly, KV cache stays on the GPU only where A_g = 1."""
+    for key, value in (("--micro-batch", pins.micro_batch_size), ("--num-micro-batches", pins.num_micro_batches)):
+        if pins.batch_size is not None and value is not None and pins.batch_size % value:
+            raise InputError(
+                f"{pins.batch_size} is no multiple of {key} {value}",
+                where="--batch",
+                way_out=f"a multiple, as N = mu * n_ub in the paper, e.g. {-(-pins.batch_size // value) * value}",
+            )
+    if pins.attention_on_gpu is False and pins.kv_on_gpu:
+        raise InputError(
+            "with attention on the CPU the paper's model keeps no KV cache on the GPU",
+            where="--kv-on-gpu",
+            way_out="--attention gpu, or --cost-model full",
+        )
 
 
 def _turning_points(scenario: Scenario, micro_batch: int, cost_model: CostModel) -> TurningPoints | None:
@@ -179,7 +248,9 @@ def _alternatives(
         for key, amount in (("gpu.usable_memory", GIB), ("cpu.memory", GIB)):
             grown = _grown(scenario, key, amount)
             if grown is not None:
-                found.append(_try(f"1 GiB more {key.split('.')[0].upper()} memory", f"--set {key}=...", grown, pins, max_hours))
+                found.append(
+                    _try(f"1 GiB more {key.split('.')[0].upper()} memory", f"--set {key}=...", grown, pins, max_hours)
+                )
         link = scenario.profile.link.host_to_device.pinned_bytes_per_s
         faster = _grown(scenario, "link.host_to_device.pinned", GB, now=link)
         if faster is not None:
@@ -190,8 +261,16 @@ def _alternatives(
 def _try(name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float) -> Alternative:
     try:
         result = find_policy(scenario, pins, max_hours=max_hours)
+    except InfeasibleError as error:
+        where = LIMIT_WORDS.get(error.limit)
+        short = (
+            f"{error.missing_bytes / GIB:,.2f} GiB over {where}"
+            if where and error.missing_bytes > 0
+            else "does not fit"
+        )
+        return Alternative(name=name, throughput_tokens_per_s=None, note=short)
     except HrmError as error:
-        return Alternative(name=name, throughput_tokens_per_s=None, note=f"{options}: {error}")
+        return Alternative(name=name, throughput_tokens_per_s=None, note=str(error))
     return Alternative(name=name, throughput_tokens_per_s=result.prediction.throughput_tokens_per_s, note=options)
 
 
@@ -239,7 +318,7 @@ def _with_alternatives(error: InfeasibleError, scenario: Scenario, max_hours: fl
     if larger is not None:
         tries.append(_try(f"a {LARGE_HOST} host", f"--set cpu.memory='{LARGE_HOST}'", larger, Pins(), max_hours))
     fits = [
-        f"{each.name} would give {each.throughput_tokens_per_s:.3g} token/s ({each.note})"
+        f"{each.name} would give {each.throughput_tokens_per_s:,.2f} token/s ({each.note})"
         for each in tries
         if each.throughput_tokens_per_s is not None
     ]
@@ -254,15 +333,28 @@ def _warnings(scenario: Scenario, result: SearchResult) -> tuple[str, ...]:
     policy, prediction, model = result.policy, result.prediction, scenario.model
     everything = next((plan for plan in result.trivial if plan.name == "all in GPU memory"), None)
     if everything is not None and everything.prediction is not None:
+        in_memory = everything.prediction.throughput_tokens_per_s
+        gain = prediction.throughput_tokens_per_s / in_memory
         if policy.weights_on_gpu >= 1 and policy.kv_on_gpu >= 1:
             found.append("it all fits the GPU: offloading is pointless, any in-memory runtime will do as well.")
+        elif gain < POINTLESS_GAIN:
+            found.append(
+                f"it all fits the GPU, at {in_memory:,.0f} token/s: offloading is pointless, its larger batches win "
+                f"{gain:.2f}x."
+            )
         else:
-            found.append(_offloads_anyway(everything, prediction.throughput_tokens_per_s))
+            found.append(
+                f"it all fits the GPU, at {in_memory:,.0f} token/s; offloading part of it wins {gain:.2f}x, by larger "
+                "batches."
+            )
     if policy.everything_on_cpu:
         found.append("the CPU alone is faster than any use of this GPU here.")
     days = prediction.completion_s / 86400.0
     if days > HOPELESS_DAYS:
-        found.append(f"hopeless as asked: all requests take {days:.0f} days; see what would help below, or fewer requests.")
+        found.append(
+            f"hopeless as asked: all requests take {days:,.0f} days. Fewer --requests, --weights-dtype int4 or a "
+            "machine with more memory would help."
+        )
     if model.checkpoint_dtype == "bf16" and scenario.formats.compute == "fp16":
         found.append(f"{scenario.profile.gpu.name} has no bf16: a bf16 checkpoint is computed in fp16.")
     if scenario.profile.efficiency == Efficiency():
@@ -270,10 +362,3 @@ def _warnings(scenario: Scenario, result: SearchResult) -> tuple[str, ...]:
             "rates are peaks, not measured here: public planners of this kind are 2-6x too fast against measurements."
         )
     return tuple(found)
-
-
-def _offloads_anyway(everything: Trivial, throughput: float) -> str:
-    rate = everything.prediction.throughput_tokens_per_s if everything.prediction is not None else 0.0
-    return (
-        f"all of it fits the GPU at {rate:.4g} token/s; offloading wins only {throughput / rate:.2f}x, by larger batches."
-    )

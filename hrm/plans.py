@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hrm import __version__
 from hrm.cost import Formats
+from hrm.dtypes import KV_DTYPES, WEIGHT_DTYPES, parse_dtype
 from hrm.errors import InputError
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction
-from hrm.scenario import Scenario
+from hrm.scenario import COMPUTE_DTYPES, Scenario
 from hrm.search import SolverReport
 from hrm.trivial import Trivial
 
@@ -126,6 +127,13 @@ class Plan:
         return {"kind": "tensor" if gpus > 1 else "none", "degree": gpus}
 
     @property
+    def bottleneck(self) -> str:
+        """Phase and lane that set the larger part of the time; the paper's model has no prefill."""
+        if self.inputs.cost_model == "paper":
+            return f"decode: {self.prediction.decode.bottleneck}"
+        return self.prediction.bottleneck
+
+    @property
     def formats_as_run(self) -> dict[str, str]:
         """Storage of weights (routed experts) and KV cache, and arithmetic."""
         formats, model = self.scenario.formats, self.scenario.model
@@ -157,9 +165,14 @@ class Plan:
             "pins": self.inputs.pins.given,
         }
         if complete:
-            inputs["hardware"] = dict(self.inputs.hardware)
-            inputs["model"] = dict(self.inputs.model)
-            inputs["workload"]["prompt_lengths"] = list(workload.prompt_lengths)
+            profile, model = self.scenario.profile, self.scenario.model
+            inputs["hardware"] = {**self.inputs.hardware, "origin": profile.origin}
+            inputs["model"] = {**self.inputs.model, "origin": model.origin, "hub_id": model.hub_id}
+            inputs["workload"] |= {
+                "prompt_lengths": list(workload.prompt_lengths),
+                "origin": workload.origin,
+                "note": workload.note,
+            }
         points = self.turning_points
         document = {
             "format": FORMAT,
@@ -177,7 +190,7 @@ class Plan:
                 "completion_s": prediction.completion_s,
                 "num_batches": prediction.num_batches,
                 "layer_latency_s": prediction.layer_latency_s,
-                "bottleneck": prediction.bottleneck,
+                "bottleneck": self.bottleneck,
                 "decode_step": _phase(prediction.decode),
                 "prefill": _phase(prediction.prefill),
             },
@@ -269,12 +282,21 @@ def read_plan_document(path: Path) -> tuple[Scenario, Policy, dict[str, Any]]:
     InputError
         The file is no plan, or something in it makes no sense: names file, key and value.
     """
+    try:
+        return _read_plan(path)
+    except InputError as error:
+        if error.where.startswith(str(path)):
+            raise
+        raise InputError(error.fact, where=f"{path}: {error.where}".rstrip(": "), way_out=error.way_out) from None
+
+
+def _read_plan(path: Path) -> tuple[Scenario, Policy, dict[str, Any]]:
     from hrm.families import read_spec
     from hrm.model_files import read_config_file
     from hrm.profile_files import profile_from_document
     from hrm.workload import Workload
 
-    document = read_config_file(path)
+    document = read_config_file(path, way_out="what hrm plan -o FILE writes")
     where = str(path)
     if document.get("format") != FORMAT:
         raise InputError(
@@ -287,29 +309,52 @@ def read_plan_document(path: Path) -> tuple[Scenario, Policy, dict[str, Any]]:
         raise InputError("this is the short form of a plan", where=f"{where}: inputs", way_out="hrm plan -o FILE")
     policy = _at(document, "policy", where)
     formats = _at(policy, "dtypes", where)
-    profile = profile_from_document(hardware["document"], name=str(hardware.get("name")), origin=f"{where}: hardware")
-    spec = read_spec(model["config"], file=f"{where}: model", name=str(model.get("name")))
-    lengths = workload["prompt_lengths"]
-    if not isinstance(lengths, list):
-        raise InputError("is no list", where=f"{where}: inputs.workload.prompt_lengths")
-    try:
-        scenario = Scenario(
-            profile=profile,
-            model=spec,
-            workload=Workload(
-                name=str(workload.get("name", "")),
-                prompt_lengths=tuple(lengths),
-                generation_length=workload["generation_length"],
-                num_requests=workload["num_requests"],
-                padded=workload["padded"],
-            ),
-            formats=Formats(
-                weights=inputs.get("weights_dtype"), kv=str(formats["kv"]), compute=str(formats["compute"])
-            ),
-        )
-    except (KeyError, TypeError) as error:
-        raise InputError(f"the key {error} is missing or wrong", where=where) from None
+    profile = profile_from_document(
+        _at(hardware, "document", f"{where}: inputs.hardware"),
+        name=_text(hardware, "name", f"{where}: inputs.hardware"),
+        origin=f"{where}: hardware",
+    )
+    spec = read_spec(
+        _at(model, "config", f"{where}: inputs.model"),
+        file=f"{where}: model",
+        name=_text(model, "name", f"{where}: inputs.model"),
+        hub_id=_text(model, "hub_id", f"{where}: inputs.model"),
+    )
+    lengths, place = workload["prompt_lengths"], f"{where}: inputs.workload"
+    if not isinstance(lengths, list) or not isinstance(workload.get("padded"), bool):
+        raise InputError("prompt_lengths is no list, or padded no flag", where=place, way_out="hrm plan -o FILE")
+    weights = inputs.get("weights_dtype")
+    scenario = Scenario(
+        # Where the numbers once came from, so that the plan names it like the one that was saved.
+        profile=replace(profile, origin=str(hardware.get("origin", profile.origin))),
+        model=replace(spec, origin=str(model.get("origin", spec.origin))),
+        workload=Workload(
+            name=_text(workload, "name", place),
+            prompt_lengths=tuple(lengths),
+            generation_length=workload.get("generation_length"),  # type: ignore[arg-type]  # Workload refuses others
+            num_requests=workload.get("num_requests"),  # type: ignore[arg-type]
+            padded=workload["padded"],
+            origin=_text(workload, "origin", place),
+            note=_text(workload, "note", place),
+        ),
+        formats=Formats(
+            weights=None if weights is None else _dtype(inputs, "weights_dtype", WEIGHT_DTYPES, f"{where}: inputs"),
+            kv=_dtype(formats, "kv", KV_DTYPES, f"{where}: policy.dtypes"),
+            compute=_dtype(formats, "compute", COMPUTE_DTYPES, f"{where}: policy.dtypes"),
+        ),
+    )
     return scenario, Policy.from_dict(policy, where=where), document
+
+
+def _text(document: Mapping[str, Any], key: str, where: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str):
+        raise InputError(f"the key {key!r} is missing or no text", where=where, way_out="hrm plan -o FILE")
+    return value
+
+
+def _dtype(document: Mapping[str, Any], key: str, allowed: Iterable[str], where: str) -> str:
+    return parse_dtype(_text(document, key, where), where=f"{where}.{key}", allowed=allowed)
 
 
 def _at(document: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from hrm.affine import Number
+from hrm.errors import InputError
 from hrm.full_cost import Batch
-from hrm.pins import Pins
+from hrm.pins import Pins, option_name
 from hrm.policy import WeightSlots
 from hrm.scenario import Scenario, worst_prompt_tokens
 
-__all__ = ["Grid", "Point", "PrefillChoice", "candidate_batches", "prefill_choice", "prefill_range"]
+__all__ = [
+    "Grid",
+    "Point",
+    "PrefillChoice",
+    "candidate_batches",
+    "cut_ranges",
+    "point_classes",
+    "prefill_choice",
+    "prefill_range",
+]
 
 Array = npt.NDArray[np.float64]
+
+RING_EXPERTS_LEAST = 3
+"""With fewer experts in a layer a ring of two of them is the whole layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +140,59 @@ def candidate_batches(requests: int, pins: Pins) -> Grid:
     return Grid(size=table[:, 0], micro_batch=table[:, 1], micro_batches=table[:, 2], batches=table[:, 3])
 
 
+def point_classes(scenario: Scenario, grid: Grid, pins: Pins) -> list[Point]:
+    """Classes of points (A_g, F_g, slots) that the pins leave, each with all batches of the grid.
+
+    Raises
+    ------
+    InputError
+        Pinned variables name a place that is not there.
+    """
+    _check_places(scenario, pins)
+
+    def choices(pinned: bool | None) -> tuple[bool, ...]:
+        return (True, False) if pinned is None else (pinned,)
+
+    all_slots: tuple[WeightSlots, ...] = (1, 2, "experts")
+    slots = all_slots if pins.weight_slots is None else (pins.weight_slots,)
+    if scenario.model.streamed_experts < RING_EXPERTS_LEAST:
+        slots = tuple(each for each in slots if each != "experts")
+    return [
+        Point(
+            size=grid.size,
+            micro_batch=grid.micro_batch,
+            micro_batches=grid.micro_batches,
+            attention_on_gpu=attention,
+            ffn_on_gpu=ffn,
+            slots=each,
+        )
+        for attention, ffn, each in product(choices(pins.attention_on_gpu), choices(pins.ffn_on_gpu), slots)
+        if ffn or not pins.weights_on_gpu  # experts that are computed on the CPU lie there
+    ]
+
+
+def _check_places(scenario: Scenario, pins: Pins) -> None:
+    if pins.ffn_on_gpu is False and pins.weights_on_gpu:
+        raise InputError("with the FFN on the CPU no expert weights stay on the GPU", where="--weights-on-gpu")
+    for key in ("weights_on_disk", "kv_on_disk"):
+        if getattr(pins, key) and scenario.profile.disk is None:
+            raise InputError(f"{scenario.profile.name} has no disk", where=option_name(key), way_out="0")
+    tables = {pins.embedding_on_gpu, pins.lm_head_on_gpu}
+    if scenario.model.tie_embeddings and tables == {True, False}:
+        raise InputError(
+            f"embedding and lm_head of {scenario.model.name} are one matrix, in one place",
+            where=option_name("lm_head_on_gpu"),
+            way_out=f"as {option_name('embedding_on_gpu')}, or without it",
+        )
+    experts = scenario.model.streamed_experts
+    if pins.weight_slots == "experts" and experts < RING_EXPERTS_LEAST:
+        raise InputError(
+            f"a ring of two experts is a whole layer of {scenario.model.name}, which has {experts}",
+            where=option_name("weight_slots"),
+            way_out="1 or 2",
+        )
+
+
 def _fill_up(size: int, micro_batches: int) -> int:
     """Smallest batch of at least `size` requests that makes that many micro-batches: 5 requests do not make 4."""
     micro = -(-size // micro_batches)
@@ -163,3 +230,34 @@ def prefill_range(scenario: Scenario, batch_size: Number, low: Number, high: Num
     held = np.minimum(low, batch_size)
     tokens = prefill_tokens(scenario, batch_size, np.ceil(batch_size / held), held)
     return PrefillChoice(requests=held, parts=np.ceil(batch_size / np.minimum(high, batch_size)), tokens=tokens)
+
+
+def cut_ranges(size: Array, low: Array, high: Array, pieces: int) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    """Cut ranges of prefill micro-batches into smaller ones of about equal ratio between their ends.
+
+    Of all sizes that make as many micro-batches only the smallest is kept, so that none is tried twice.
+
+    Parameters
+    ----------
+    size, low, high : ndarray
+        N and the ends of the ranges [requests].
+    pieces : int
+        Most pieces of each.
+
+    Returns
+    -------
+    low, high : ndarray
+        The pieces.
+    parents : ndarray of int
+        Which range each is a piece of.
+    """
+    ratio = high / low
+    cuts = [np.floor(low * ratio ** (part / pieces)) for part in range(1, pieces)]
+    starts, ends = np.concatenate([low, *(cut + 1.0 for cut in cuts)]), np.concatenate([*cuts, high])
+    parents = np.tile(np.arange(size.size), pieces)
+    passes = np.ceil(size[parents] / starts)
+    # The piece before ends at starts - 1: where that makes as many passes, this one begins with the next number.
+    before = np.where(starts > low[parents], np.ceil(size[parents] / np.maximum(starts - 1.0, 1.0)), np.inf)
+    starts = np.where(passes == before, np.ceil(size[parents] / np.maximum(passes - 1.0, 0.5)), starts)
+    kept = starts <= ends
+    return starts[kept], ends[kept], parents[kept]

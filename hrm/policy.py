@@ -7,7 +7,7 @@ r_w weights_on_gpu, r_c kv_on_gpu. `w` in the docstrings is the routed-expert we
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from hrm.errors import InputError
@@ -15,7 +15,7 @@ from hrm.errors import InputError
 __all__ = ["Policy", "WeightSlots"]
 
 WeightSlots = Literal[1, 2, "experts"]
-"""Buffers on the GPU for streamed expert weights: of one or two layers, a ring of experts, or 0 = nothing is streamed."""
+"""Buffers on the GPU for streamed expert weights: of one or two layers, or a ring of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,9 @@ class Policy:
             if min(shares) < 0 or sum(shares) > 1 + 1e-12:
                 raise InputError(f"{shares} are not shares of one whole", where=f"policy.{first}, policy.{second}")
         if (self.weight_slots == "experts") != (self.ring_experts > 0):
-            raise InputError(f"{self.ring_experts} experts with slots {self.weight_slots!r}", where="policy.ring_experts")
+            raise InputError(
+                f"{self.ring_experts} experts with slots {self.weight_slots!r}", where="policy.ring_experts"
+            )
 
     @property
     def schedule(self) -> str:
@@ -103,7 +105,7 @@ class Policy:
     @property
     def kv_requests_on_gpu(self) -> int:
         """Requests of one full micro-batch whose KV cache stays on the GPU, rounded down to whole requests."""
-        return int(self.kv_on_gpu * self.micro_batch_size + 1e-6)
+        return int(self.kv_on_gpu * self.batch_size / self.num_micro_batches + 1e-6)
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as the JSON document names it."""
@@ -137,11 +139,19 @@ class Policy:
         InputError
             A key is missing or has a value of the wrong kind.
         """
-        names = list(Policy.__dataclass_fields__)
-        missing = [name for name in names if name not in data]
-        if missing:
-            raise InputError(f"the key {missing[0]!r} is missing", where=f"{where}: policy")
-        try:
-            return Policy(**{name: data[name] for name in names})
-        except TypeError as error:
-            raise InputError(str(error), where=f"{where}: policy") from None
+        values = {}
+        for field in fields(Policy):
+            place = f"{where}: policy.{field.name}"
+            if field.name not in data:
+                raise InputError("this key is missing", where=place)
+            value = values[field.name] = data[field.name]
+            kind = str(field.type)  # the annotation as it is written above
+            fits, words = {
+                "int": (type(value) is int, "a whole number"),
+                "float": (type(value) in (int, float), "a number"),
+                "bool": (type(value) is bool, "true or false"),
+                "WeightSlots": (type(value) in (int, str) and value in (1, 2, "experts"), "1, 2 or 'experts'"),
+            }[kind]
+            if not fits:
+                raise InputError(f"{value!r:.60} is not accepted", where=place, way_out=words)
+        return Policy(**values)

@@ -123,7 +123,7 @@ class Prediction:
     @property
     def bottleneck(self) -> str:
         """Lane that sets the larger part of the time."""
-        if self.decode_s >= self.prefill_s:
+        if not self.prefill_s > self.decode_s:  # a prefill that is not in the model is not a number
             return f"decode: {self.decode.bottleneck}"
         return f"prefill: {self.prefill.bottleneck}"
 

@@ -191,6 +191,8 @@ def _put(document: dict[str, Any], key: str, value: object) -> None:
 
 def _find_profile(name: str) -> tuple[Path, str]:
     """Path of a profile, and the name errors give it."""
+    if not name.strip():
+        raise InputError("the name of the hardware profile is empty", way_out="see: hrm hardware")
     path = Path(name)
     is_path = "\0" not in name and len(name) < 1000
     if path.suffix in (".yaml", ".yml") and is_path and path.is_file():

@@ -132,8 +132,11 @@ FIELDS: Final[Mapping[str, Field]] = {
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """``"did you mean 'bandwidth'?"``, or everything known when nothing is near."""
+    """``"did you mean 'bandwidth'?"``, the keys of a section, or everything known when nothing is near."""
     names = sorted(known)
+    inside = [other for other in names if other.startswith(f"{name}.")]
+    if inside:
+        return f"it has {', '.join(inside)}"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hrm.account import pass_work
-from hrm.plans import Plan
+from hrm.plans import Alternative, Plan
 from hrm.prediction import MemoryUse
 from hrm.scenario import measure_sizes
-from hrm.units import GIB, format_bandwidth
+from hrm.units import GIB
+from hrm.workload import Workload
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["print_plan", "seconds_in_words"]
+__all__ = ["bottleneck_in_words", "policy_lines", "print_plan", "seconds_in_words"]
 
 LANES = {
     "gpu": "GPU",
@@ -26,10 +28,53 @@ LANES = {
     "disk": "disk",
     "cpu_memory": "CPU memory",
 }
+CHAIN = "GPU, copies and CPU one after the other, as one micro-batch needs them"
+MORE = {
+    "gpu_memory_gib": "1 GiB GPU memory",
+    "cpu_memory_gib": "1 GiB CPU memory",
+    "link_gb_per_s": "1 GB/s link",
+    "cpu_bandwidth_gb_per_s": "1 GB/s CPU memory bandwidth",
+    "disk_read_gb_per_s": "1 GB/s disk",
+}
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the screen of a plan: about 45 lines of 118 columns."""
+    from rich.markup import escape
+
+    scenario = plan.scenario
+    profile, model = scenario.profile, scenario.model
+    console.print(
+        f"[bold]{escape(model.name)}[/] ({model.total_parameters / 1e9:,.1f}B parameters, "
+        f"{model.weight_bytes(scenario.formats.weights) / 1e9:,.1f} GB) on [bold]{escape(profile.name)}[/]: "
+        f"{escape(profile.title)}"
+    )
+    console.print(escape(_workload_line(scenario.workload, counted=plan.inputs.cost_model == "full")))
+    console.print()
+    console.print(_grid(policy_lines(plan)))
+    console.print()
+    console.print(_grid(_predicted(plan)))
+    console.print()
+    console.print(_resources(plan))
+    console.print()
+    console.print(_grid(_memory(plan)))
+    console.print()
+    console.print(_grid(_worth(plan)))
+    console.print()
+    for text in plan.warnings:
+        console.print(f"[yellow]![/] {escape(text)}")
+    for text in plan.notes:
+        console.print(f"[dim]- {escape(text)}[/]")
+    solver = plan.solver
+    console.print(
+        f"[dim]{plan.inputs.cost_model} cost model; {escape(solver.name)}: gap {solver.gap:.3%}, "
+        f"{_count(solver.points_bounded, 'point')}, {_count(solver.programs_solved, 'program')}, "
+        f"{solver.seconds:.2f} s[/]"
+    )
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A duration as a person says it."""
+    """A duration as a person says it: seconds, and beside them what is easier to read from two minutes on."""
     if not math.isfinite(seconds):
         return "not in this model"
     if seconds < 1e-3:
@@ -37,254 +82,296 @@ def seconds_in_words(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.3g} min"
-    if seconds < 2 * 86400:
-        return f"{seconds / 3600:.3g} h"
-    return f"{seconds / 86400:.3g} days"
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:,.2f} GiB" if size >= 0.01 * GIB else f"{size / 2**20:,.1f} MiB"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share in (0.0, 1.0) else f"{share:.2%}"
-
-
-def _lane_name(name: str) -> str:
-    """A lane, or sum of lanes, in words."""
-    if name in LANES:
-        return LANES[name]
-    if name == "chain":
-        return "chain of one micro-batch: GPU, copies and CPU one after the other"
-    if name.startswith("one_slot_"):
-        rest = name.removeprefix("one_slot_")
-        return f"weight copies + {LANES.get(rest, 'chain of one micro-batch')} (one weight slot)"
-    if name.startswith("ring_"):
-        first, second = name.removeprefix("ring_").split("_then_")
-        return f"attention ({LANES.get(first, first)}), then experts ({LANES.get(second, second)}) through the ring"
-    return name.replace("_", " ")
+        return f"{_significant(seconds)} s"
+    unit, size = ("min", 60.0) if seconds < 7200 else ("h", 3600.0) if seconds < 2 * 86400 else ("days", 86400.0)
+    return f"{seconds:,.0f} s ({_significant(seconds / size)} {unit})"
 
 
 def bottleneck_in_words(plan: Plan) -> str:
     """What sets the time, for the screen."""
-    phase, _, lane = plan.prediction.bottleneck.partition(": ")
-    return f"{_lane_name(lane)} in {phase}"
+    phase, _, lane = plan.bottleneck.partition(": ")
+    return f"{_lane_name(lane)}, in {phase}"
 
 
 def policy_lines(plan: Plan) -> list[tuple[str, str]]:
     """The policy in words and symbols: (what, how)."""
     policy, formats = plan.policy, plan.formats_as_run
+    arithmetic = f"weights {formats['weights']}, KV cache {formats['kv']}, arithmetic {formats['compute']}"
+    blocks = "experts" if plan.scenario.model.is_moe else "MLP"
     if policy.everything_on_cpu:
-        on_disk = f", {_percent(policy.weights_on_disk)} of the expert weights on disk" if policy.weights_on_disk else ""
+        on_disk = (
+            f", {_percent(policy.weights_on_disk)} of the {blocks} weights on disk" if policy.weights_on_disk else ""
+        )
         return [
-            ("batch", f"N = {policy.batch_size} requests in one go"),
-            ("compute", f"everything on the CPU{on_disk}; the GPU is not used"),
-            ("formats", f"weights {formats['weights']}, KV cache {formats['kv']}, arithmetic {formats['compute']}"),
+            ("batch", f"N = {_count(policy.batch_size, 'request')} in one go (n_ub = 1)"),
+            ("compute", f"everything on the CPU (A_g = 0, F_g = 0){on_disk}; the GPU is not used"),
+            ("formats", arithmetic),
         ]
-
-    def place(on_gpu: bool) -> str:
-        return "GPU" if on_gpu else "CPU"
-
-    weights_cpu = max(0.0, 1.0 - policy.weights_on_gpu - policy.weights_on_disk)
-    kv_cpu = max(0.0, 1.0 - policy.kv_on_gpu - policy.kv_on_disk)
-    locked = "page-locked once" if policy.pin_weights else "pageable, staged"
-    slots = {
-        1: "one slot of a layer on the GPU (copy and compute take turns)",
-        2: "two slots of a layer on the GPU",
-        "experts": f"a ring of {policy.ring_experts} experts on the GPU",
-    }[policy.weight_slots]
-    experts = f"{_percent(policy.weights_on_gpu)} GPU (r_w), {_percent(weights_cpu)} CPU ({locked}), "
-    experts += f"{_percent(policy.weights_on_disk)} disk"
-    if policy.weights_on_gpu < 1.0:
-        experts += f"; through {slots}"
-    rest = [
-        f"non-expert weights {'on the GPU' if policy.dense_weights_on_gpu else 'streamed with their layer'}",
-        f"embedding on the {place(policy.embedding_on_gpu)}",
-        f"lm_head {'on the GPU' if policy.lm_head_on_gpu else 'streamed like a layer'}",
-    ]
+    gpus = plan.parallelism["degree"]
+    batch = (
+        f"N = {_count(policy.batch_size, 'request')} in n_ub = {_count(policy.num_micro_batches, 'micro-batch')} of up "
+        f"to mu = {policy.micro_batch_size:,}, {_count(policy.micro_batch_token_budget, 'token')}"
+    )
+    compute = (
+        f"attention on the {_place(policy.attention_on_gpu)} (A_g = {int(policy.attention_on_gpu)}), {blocks} on the "
+        f"{_place(policy.ffn_on_gpu)} (F_g = {int(policy.ffn_on_gpu)}), schedule {policy.schedule}"
+    )
+    kept = f"{'non-expert' if plan.scenario.model.is_moe else 'other'} weights "
+    kept += "on the GPU" if policy.dense_weights_on_gpu else "streamed with their layer"
+    if plan.inputs.cost_model == "paper":
+        kept += "; embedding and lm_head are not in this model"
+    else:
+        batch += f"; prefill {policy.prefill_micro_batch_size:,} at a time"
+        kept += f"; embedding on the {_place(policy.embedding_on_gpu)}; lm_head "
+        kept += "on the GPU" if policy.lm_head_on_gpu else "streamed like a layer"
     return [
-        (
-            "batch",
-            f"N = {policy.batch_size:,} requests, n_ub = {policy.num_micro_batches} micro-batches of mu <= "
-            f"{policy.micro_batch_size} ({policy.micro_batch_token_budget:,} tokens at most); prefill "
-            f"{policy.prefill_micro_batch_size} at a time",
-        ),
-        (
-            "compute",
-            f"attention on the {place(policy.attention_on_gpu)} (A_g = {int(policy.attention_on_gpu)}), experts on the "
-            f"{place(policy.ffn_on_gpu)} (F_g = {int(policy.ffn_on_gpu)}), schedule {policy.schedule}"
-            + (f", tensor parallel over {plan.parallelism['degree']} GPUs" if plan.parallelism["degree"] > 1 else ""),
-        ),
-        ("experts", experts),
-        ("the rest", ", ".join(rest)),
-        (
-            "KV cache",
-            f"{_percent(policy.kv_on_gpu)} GPU (r_c), {_percent(kv_cpu)} CPU, {_percent(policy.kv_on_disk)} disk",
-        ),
-        ("formats", f"weights {formats['weights']}, KV cache {formats['kv']}, arithmetic {formats['compute']}"),
+        ("batch", batch),
+        ("compute", compute + (f", tensor parallel over {gpus} GPUs" if gpus > 1 else "")),
+        (blocks, _experts_line(plan)),
+        ("the rest", kept),
+        ("KV cache", _shares(policy.kv_on_gpu, "r_c", policy.kv_on_disk, "")),
+        ("formats", arithmetic),
     ]
 
 
-def _grid(*, pad: int = 2) -> Table:
-    from rich.table import Table
+def _experts_line(plan: Plan) -> str:
+    policy = plan.policy
+    locked = " (page-locked once)" if policy.pin_weights else " (not page-locked: every copy is staged)"
+    line = _shares(policy.weights_on_gpu, "r_w", policy.weights_on_disk, locked)
+    if policy.weights_on_gpu >= 1.0 or (plan.inputs.cost_model == "paper" and not policy.ffn_on_gpu):
+        return line
+    return (
+        f"{line}; through "
+        + {
+            1: "one slot of a layer, so copy and compute take turns",
+            2: "two slots of a layer",
+            "experts": f"a ring of {policy.ring_experts} experts",
+        }[policy.weight_slots]
+    )
 
-    table = Table.grid(padding=(0, pad))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    return table
+
+def _shares(on_gpu: float, symbol: str, on_disk: float, in_memory: str) -> str:
+    """Where the bytes are, places with nothing left out."""
+    parts = [f"{_percent(on_gpu)} on the GPU ({symbol} = {on_gpu:.4g})"]
+    on_cpu = 1.0 - on_gpu - on_disk
+    if on_cpu > 5e-7:
+        parts.append(f"{_percent(on_cpu)} in CPU memory{in_memory}")
+    if on_disk > 0:
+        parts.append(f"{_percent(on_disk)} on disk")
+    return ", ".join(parts)
 
 
-def _predicted(plan: Plan) -> Table:
+def _workload_line(workload: Workload, *, counted: bool) -> str:
+    longest, mean = workload.max_prompt_tokens, workload.mean_prompt_tokens
+    who = _count(workload.num_requests, "request") if counted else "requests"
+    if min(workload.prompt_lengths) == longest:
+        prompts = f"prompts of {_count(longest, 'token')}"
+    else:
+        who += f" of {workload.name}"
+        prompts = f"prompts of {mean:.0f} tokens on average, {longest:,} at most, unpadded"
+        if workload.padded:
+            prompts = f"prompts padded to the longest, {_count(longest, 'token')}"
+    return f"{who}: {prompts}; {_count(workload.generation_length, 'token')} generated for each"
+
+
+def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
     prediction, workload = plan.prediction, plan.scenario.workload
-    table = _grid()
     paper = plan.inputs.cost_model == "paper"
     scope = "decode only, as the paper's objective" if paper else "end to end: generated tokens / (prefill + decode)"
-    table.add_row("throughput", f"[bold green]{prediction.throughput_tokens_per_s:,.2f} token/s[/] ({scope})")
-    decode = f"decode {seconds_in_words(prediction.decode_s)}"
-    decode += f" ({prediction.decode_throughput_tokens_per_s:,.2f} token/s, "
-    decode += f"{seconds_in_words(prediction.layer_latency_s)} per layer and step)"
-    if paper:
-        table.add_row("one batch", decode)
+    yield "throughput", f"[bold green]{prediction.throughput_tokens_per_s:,.2f} token/s[/] ({scope})"
+    if prediction.decode_s > 0:
+        rate, latency = prediction.decode_throughput_tokens_per_s, seconds_in_words(prediction.layer_latency_s)
+        decode = f"decode {seconds_in_words(prediction.decode_s)}: {rate:,.2f} token/s, {latency} per layer and step"
     else:
-        table.add_row("one batch", f"prefill {seconds_in_words(prediction.prefill_s)}, {decode}")
-        batches = prediction.num_batches
-        table.add_row(
-            "all requests",
-            f"{seconds_in_words(prediction.completion_s)} for {workload.num_requests:,} requests in {batches} "
-            f"batch{'es' if batches > 1 else ''}, start-up of {seconds_in_words(prediction.startup_s)} (load, pin) included",
+        decode = "no decode, as prefill gives the only token"
+    if paper:
+        yield "one batch", decode
+    else:
+        yield "one batch", f"prefill {seconds_in_words(prediction.prefill_s)}, {decode}"
+        yield (
+            "completion",
+            f"{seconds_in_words(prediction.completion_s)} for {_count(workload.num_requests, 'request')} in "
+            f"{_count(prediction.num_batches, 'batch')}, start-up (load and pin) of "
+            f"{seconds_in_words(prediction.startup_s)} included",
         )
-    table.add_row("bottleneck", f"[bold]{bottleneck_in_words(plan)}[/]")
-    return table
+    yield "bottleneck", f"[bold]{bottleneck_in_words(plan)}[/]"
 
 
 def _resources(plan: Plan) -> Table:
-    from rich import box
+    """One row per resource: seconds and share of a decode step, bytes, FLOPs, share of prefill, what it sets."""
     from rich.table import Table
 
     prediction, layers = plan.prediction, plan.scenario.model.n_layers
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column("resource")
-    for head in ("decode s/layer", "busy", "GB/layer", "GFLOP/layer", "prefill busy"):
-        table.add_column(head, justify="right")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("\nresource", no_wrap=True)
+    for head in ("decode\ns/layer", "\nbusy", "\nGB/layer", "\nGFLOP/layer", "prefill\nbusy"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("\nbinds", no_wrap=True)
+    step, prefill = prediction.decode, prediction.prefill
+    sets = {"decode": _lanes_of(step.bottleneck), "prefill": _lanes_of(prefill.bottleneck)}
     paper = plan.inputs.cost_model == "paper"
     work = {} if paper else pass_work(plan.scenario, measure_sizes(plan.scenario), plan.policy, "decode")
-    step = prediction.decode
+    decimals = max(0, 3 - math.floor(math.log10(step.seconds / layers))) if step.seconds > 0 else 0
     for lane, name in LANES.items():
-        seconds = step.lanes.get(lane, 0.0)
-        prefill = prediction.prefill.lanes.get(lane, 0.0)
-        if not seconds and not prefill:
+        busy = _share(step.lanes.get(lane, 0.0), step.seconds)
+        busy_prefill = _share(prefill.lanes.get(lane, 0.0), prefill.seconds)
+        if busy < 5e-4 and busy_prefill < 5e-4:
             continue
         operators = work.get(lane, {}).values()
         flops = sum(float(each.flops) for each in operators)
         moved = step.bytes_moved.get(lane) or sum(float(each.bytes_touched) for each in operators)
-        busy = seconds / step.seconds if step.seconds else 0.0
-        busy_prefill = prefill / prediction.prefill.seconds if prediction.prefill.seconds else 0.0
+        phases = [phase for phase, lanes in sets.items() if lane in lanes]
         table.add_row(
             name,
-            f"{seconds / layers:.4g}",
-            f"{busy:.0%}",
-            f"{moved / layers / 1e9:.3f}" if moved else "-",
-            f"{flops / layers / 1e9:,.1f}" if flops else "-",
-            f"{busy_prefill:.0%}" if not paper else "-",
-            style="bold" if lane in step.bottleneck else None,
+            f"{busy * step.seconds / layers:,.{decimals}f}",
+            _busy(busy),
+            _significant(moved / layers / 1e9) if moved else "-",
+            _significant(flops / layers / 1e9) if flops else "-",
+            "-" if paper else _busy(busy_prefill),
+            "both" if len(phases) == 2 else "".join(phases),
+            style="bold" if phases else None,
         )
     return table
 
 
-def _memory(plan: Plan) -> Table:
-    table = _grid()
+def _lanes_of(bottleneck: str) -> tuple[str, ...]:
+    """The lanes that set the time of a phase, one or several in turn."""
+    if bottleneck == "chain":
+        return ("gpu", "host_to_device", "device_to_host", "cpu")
+    if bottleneck.startswith("one_slot_"):
+        return ("host_to_device", *_lanes_of(bottleneck.removeprefix("one_slot_")))
+    if bottleneck.startswith("ring_"):
+        return tuple(bottleneck.removeprefix("ring_").split("_then_"))
+    return (bottleneck,)
+
+
+def _lane_name(name: str) -> str:
+    """A lane, or sum of lanes, in words."""
+    if name == "chain":
+        return CHAIN
+    if name.startswith("one_slot_"):
+        other = name.removeprefix("one_slot_")
+        return f"weight copies and {LANES.get(other, CHAIN)} in turn, through one weight slot"
+    if name.startswith("ring_"):
+        first, second = (LANES.get(lane, lane) for lane in _lanes_of(name))
+        return f"attention ({first}), then experts through the ring ({second})"
+    return LANES.get(name, name.replace("_", " "))
+
+
+def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
+    is_moe = plan.scenario.model.is_moe
     for level, name in (("gpu", "GPU memory"), ("cpu", "CPU memory"), ("disk", "disk")):
         use = plan.prediction.memory[level]
-        if use.limit_bytes <= 0 and use.peak_bytes <= 0:
+        if use.peak_bytes < 1.0:
+            if use.limit_bytes > 0:
+                yield name, f"not used, {_gib(use.limit_bytes)} GiB there"
             continue
-        table.add_row(name, f"{_gib(use.peak_bytes)} of {_gib(use.limit_bytes)} (peak in {use.phase}): {_items(use)}")
-    return table
+        peak = f"{_gib(use.peak_bytes)} of {_gib(use.limit_bytes)} GiB"
+        peak += f" at the peak, in {use.phase}" if use.phase in ("prefill", "decode") else ""
+        items = _items(use)
+        yield name, f"{peak}: {items if is_moe else items.replace('non-expert', 'other').replace('expert', 'MLP')}"
 
 
 def _items(use: MemoryUse) -> str:
     parts = sorted(use.terms.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {_gib(size)}" for name, size in parts if size > 0) or "nothing"
+    return ", ".join(f"{name} {_gib(size)}" for name, size in parts if size >= 1.0)
 
 
-def _worth(plan: Plan) -> Table:
-    table = _grid()
+def _worth(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What moving work, a larger machine or other settings would give."""
+    from rich.markup import escape
+
     points = plan.turning_points
+    blocks = "experts" if plan.scenario.model.is_moe else "MLP blocks"
     if points is not None:
-        where = "never (the link is as fast as the CPU's memory)" if points.p1_flop_per_byte == 0 else ""
-        break_even = points.break_even_tokens
-        crossing = where or (
-            f"from {break_even:,} tokens per step" if break_even is not None else "not below ten million tokens"
+        yield (
+            "turning points",
+            f"P1 = {_significant(points.p1_flop_per_byte)}, P2 = {_significant(points.p2_flop_per_byte)}, balance "
+            f"point {_significant(points.balance_flop_per_byte)} FLOP/byte of the {blocks}, theoretical intensity",
         )
-        table.add_row(
-            "experts",
-            f"P1 = {points.p1_flop_per_byte:.4g}, P2 = {points.p2_flop_per_byte:.4g}, balance point "
-            f"{points.balance_flop_per_byte:.4g} FLOP/byte (theoretical); copying beats computing on the CPU {crossing}",
+        tokens = points.break_even_tokens
+        yield (
+            "break-even",
+            f"{blocks} run faster on the CPU below {_count(tokens, 'token')} a step, copied to the GPU from there on"
+            if tokens is not None
+            else f"{blocks} always run faster on the CPU than copied to the GPU",
         )
     values = plan.marginal_values
     if values:
-        words = {
-            "gpu_memory_gib": "1 GiB GPU memory",
-            "cpu_memory_gib": "1 GiB CPU memory",
-            "link_gb_per_s": "1 GB/s link",
-            "cpu_bandwidth_gb_per_s": "1 GB/s CPU memory bandwidth",
-            "disk_read_gb_per_s": "1 GB/s disk",
-        }
-        said = ", ".join(f"{name} {_gain(values[key])}" for key, name in words.items() if key in values)
-        table.add_row("one more", f"{said} (token/s, at this batch)")
-    others = [
-        f"{each.name}: "
-        + (f"{each.prediction.throughput_tokens_per_s:,.2f} token/s" if each.prediction else f"no ({each.reason})")
+        gains = {name: values[key] for key, name in MORE.items() if key in values}
+        useful = [f"{name} +{_significant(gain)}" for name, gain in gains.items() if gain >= 5e-4]
+        nothing = [name for name, gain in gains.items() if gain < 5e-4]
+        said = [f"{', '.join(useful)} token/s"] if useful else []
+        said += [f"+0 from {', '.join(nothing)}"] if nothing else []
+        yield "one more", f"{'; '.join(said)} (at this batch)"
+    elif plan.inputs.cost_model == "full":
+        yield "one more", "not priced: the plan is one of the trivial ones, at its best batch"
+    trivial = [
+        f"{each.name}: {each.prediction.throughput_tokens_per_s:,.2f} token/s"
+        if each.prediction is not None
+        else f"{each.name}: no, {each.reason}"
         for each in plan.trivial
     ]
-    if others:
-        table.add_row("trivial plans", "; ".join(others))
-    for each in plan.alternatives:
-        rate = each.throughput_tokens_per_s
-        table.add_row(
-            "instead" if each is plan.alternatives[0] else "",
-            f"{each.name}: {rate:,.2f} token/s  [dim]{each.note}[/]" if rate is not None else f"{each.name}: {each.note}",
-        )
+    if trivial:
+        yield "trivial plans", escape("; ".join(trivial))
+    for index, each in enumerate(plan.alternatives):
+        yield "" if index else "instead", escape(_alternative(each, plan.prediction.throughput_tokens_per_s))
+
+
+def _alternative(each: Alternative, throughput: float) -> str:
+    rate = each.throughput_tokens_per_s
+    if rate is None:
+        return f"{each.name}: no, {each.note}"
+    return f"{each.name}: {rate:,.2f} token/s, {rate / throughput:.2f}x ({each.note})"
+
+
+def _grid(rows: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True, min_width=14)
+    table.add_column()
+    for what, how in rows:
+        table.add_row(what, how)
     return table
 
 
-def _gain(value: float) -> str:
-    return "+0" if value < 5e-4 else f"+{value:.3g}"
+def _place(on_gpu: bool) -> str:
+    return "GPU" if on_gpu else "CPU"
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """Print the screen of a plan."""
-    scenario, solver = plan.scenario, plan.solver
-    workload, profile, model = scenario.workload, scenario.profile, scenario.model
-    padded = "padded to the longest" if workload.padded else "unpadded"
-    console.print(
-        f"[bold]{model.name}[/] ({model.total_parameters / 1e9:.1f}B parameters, "
-        f"{model.weight_bytes(scenario.formats.weights) / 1e9:.1f} GB) on [bold]{profile.name}[/]: {profile.title}"
-    )
-    console.print(
-        f"{workload.num_requests:,} x {workload.name}, prompt {workload.mean_prompt_tokens:.0f} tokens on average, "
-        f"{workload.max_prompt_tokens} at most, {padded}; {workload.generation_length} generated"
-    )
-    console.print()
-    table = _grid()
-    for what, how in policy_lines(plan):
-        table.add_row(what, how)
-    console.print(table)
-    console.print()
-    console.print(_predicted(plan))
-    console.print(_resources(plan))
-    console.print(_memory(plan))
-    console.print()
-    console.print(_worth(plan))
-    console.print()
-    for text in plan.warnings:
-        console.print(f"[yellow]![/] {text}")
-    for text in plan.notes:
-        console.print(f"[dim]- {text}[/]")
-    console.print(
-        f"[dim]{plan.inputs.cost_model} cost model; {solver.name}: optimal within {solver.gap:.3%}, "
-        f"{solver.points_bounded:,} points bounded, {solver.programs_solved} programs, {solver.seconds:.2f} s; "
-        f"link {format_bandwidth(profile.link.host_to_device.pinned_bytes_per_s)} host to device[/]"
-    )
+def _count(number: int, what: str) -> str:
+    """``1 request``, ``2,500 micro-batches``."""
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number:,} {what if number == 1 else plural}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.2f}" if size >= 0.005 * GIB else "under 0.01"
+
+
+def _percent(share: float) -> str:
+    """Never rounded to none or all of it."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    text = f"{share:.2%}"
+    return {"0.00%": "under 0.01%", "100.00%": "over 99.99%"}.get(text, text)
+
+
+def _share(seconds: float, whole: float) -> float:
+    """Share of a phase that a lane is busy; 0 where a model leaves either out."""
+    return max(0.0, seconds / whole) if math.isfinite(whole) and whole > 0 else 0.0
+
+
+def _busy(share: float) -> str:
+    return "<1%" if 5e-4 <= share < 5e-3 else f"{share:.0%}"
+
+
+def _significant(number: float) -> str:
+    """Three significant digits, without an exponent: ``20,980`` is four, ``145``, ``0.312``."""
+    if not math.isfinite(number):
+        return "no limit"
+    if number == 0 or abs(number) < 1e-6:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(number))))
+    return f"{number:,.{decimals}f}"

@@ -148,15 +148,15 @@ def rows_of(
         scenario, sizes, batch, phase="prefill", requests=prefill.requests, tokens=prefill.tokens, ring=ring
     )
     parts = 1.0 if ring else prefill.parts
+    rounding = rounding_bytes(scenario, sizes)  # of the share on the GPU, down: those rows then lie in CPU memory
     cpu = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=parts)
     rows += [
         Row("gpu_memory_decode", _settle(total(gpu_decode.values()), point, sizes) - limits["gpu"], GB),
         Row("gpu_memory_prefill", _settle(total(gpu_prefill.values()), point, sizes) - limits["gpu"], GB),
-        Row("cpu_memory", total(cpu.values()) + rounding_bytes(scenario, sizes) - limits["cpu"], GB),
+        Row("cpu_memory", total(cpu.values()) + (rounding if point.ffn_on_gpu else 0.0) - limits["cpu"], GB),
     ]
     if scenario.profile.disk is not None:
-        on_disk = total(disk_terms().values()) + rounding_bytes(scenario, sizes)
-        rows.append(Row("disk_memory", on_disk - limits["disk"], GB))
+        rows.append(Row("disk_memory", total(disk_terms().values()) + rounding - limits["disk"], GB))  # there, up
     rows += _lock_rows(scenario, sizes, point, capacity, pin_allowed=pin_allowed)
 
     tops = tops_of(scenario, sizes, point)
@@ -224,7 +224,7 @@ def _lock_rows(
             ]
         )
         most = sizes.weight_bytes
-        weights = weights + rounding_bytes(scenario, sizes)
+        weights = weights + (rounding_bytes(scenario, sizes) if point.ffn_on_gpu else 0.0)
         rows.append(Row("lock_limit_weights", buffers + weights - (most - Affine.of(PIN, most)) - limit, GB))
     return rows
 

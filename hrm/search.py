@@ -2,9 +2,9 @@
 
 The objective is generated tokens over prefill + decode seconds of the whole workload. Batches are equal (b of them,
 N = ceil(R/b)), and b and mu are enumerated, so the ratio becomes seconds of all batches, b * T(N), and each program is
-linear: an exact reformulation. Points (N, mu, A_g, F_g, slots), each with a range of prefill micro-batches, are taken in
-the order of their bounds and cut into smaller ranges down to single choices; the search ends when no bound is below the
-incumbent, so what is returned is optimal to the gap it carries.
+linear: an exact reformulation. Points (N, mu, A_g, F_g, slots), each with a range of prefill micro-batches, are taken
+in the order of their bounds and cut into smaller ranges down to single choices; the search ends when no bound is below
+the incumbent, so what is returned is optimal to the gap it carries.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hrm.bounds import Combination, Sheet, bound_sheet, discard, guess_multipliers, tighten
+from hrm.bounds import PLACED, Combination, Sheet, bound_sheet, discard, guess_multipliers, tighten
 from hrm.errors import InputError
-from hrm.full_cost import DENSE, HEAD
 from hrm.full_program import LIMITS, TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
 from hrm.pins import Pins
-from hrm.points import Grid, Point, PrefillChoice, candidate_batches, prefill_choice, prefill_range
-from hrm.policy import Policy, WeightSlots
+from hrm.points import (
+    Grid,
+    Point,
+    PrefillChoice,
+    candidate_batches,
+    cut_ranges,
+    point_classes,
+    prefill_choice,
+    prefill_range,
+)
+from hrm.policy import Policy
 from hrm.prediction import Prediction, predict
 from hrm.program import Program
 from hrm.rates import Rates, derive_rates
@@ -48,6 +55,9 @@ SPLIT_AT_ONCE = 4000
 
 FIRST_SPREAD = 1.02
 """Before there is any plan, nodes with bounds up to so many times the lowest are cut with it."""
+
+MOST_PATIENCE = 15
+"""Most programs solved in a row where new multipliers rule out nothing."""
 
 DIVE = 40
 """Prefill micro-batches tried for the first plan of a family."""
@@ -212,7 +222,9 @@ class _Front:
     sheet: Sheet
     batches: Array
     stuck: bool = False  # a program solved for a range did not close it, so ranges are cut first
-    ground: dict[Combination, float] = field(default_factory=dict)
+    ground: dict[Combination, float] = field(default_factory=dict)  # bound at which multipliers were last sought
+    patience: int = 0  # programs to solve before multipliers are sought on old ground
+    solved: int = 0  # since they were
     seconds: float = 0.0
     index: int = 0
 
@@ -253,7 +265,7 @@ class _Search:
         given = pins.prefill_micro_batch_size
         low = np.ones_like(grid.size) if given is None else np.minimum(grid.size, given)
         high = grid.size if given is None else low
-        for point in _classes(scenario, grid, pins):
+        for point in point_classes(scenario, grid, pins):
             family = _Family()
             front = search._add_sheet(family, point, low, high)
             for multipliers in guess_multipliers(front.sheet, search.sizes):
@@ -302,8 +314,11 @@ class _Search:
         """Find the lowest open node of a sheet anew; drop the sheet where none is left."""
         bounds = front.sheet.lowest
         seconds = np.where(bounds <= self.max_seconds, bounds * front.batches, np.inf)
-        front.index = int(np.argmin(seconds))
-        front.seconds = float(seconds[front.index])
+        front.seconds = float(seconds.min())
+        # Of nodes about as low take the largest micro-batch: whole requests are the smallest share of it.
+        limit = self.best.seconds * (1.0 - GAP)
+        about = np.flatnonzero((seconds <= front.seconds * (1.0 + GAP / 4)) & (seconds < limit))
+        front.index = int(about[np.argmax(np.asarray(front.sheet.point.micro_batch)[about])]) if about.size else 0
         if not np.isfinite(front.seconds):
             self.fronts.remove(front)
             front.family.sheets.remove(front.sheet)
@@ -329,11 +344,12 @@ class _Search:
         """Solve the relaxation at a node and use its duals as multipliers for the whole family."""
         point, prefill = self._node(front.sheet, index)
         program = self._program(point, prefill)
-        program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
+        program.fix({name: float(on) for name, on in zip(PLACED, combination, strict=True)})
         program.relax(program.integers)
         solution = program.minimise(objective_of(self.sizes))
         bound = front.sheet.bounds[combination]
         touched = [each for each in self.fronts if each.family is front.family]
+        open_before = self._count_open(touched)
         if solution.status == "infeasible":
             bound[index] = np.inf
             reasons = self._reasons(point, prefill, combination)
@@ -347,11 +363,19 @@ class _Search:
             bound[index] = max(bound[index], solution.objective * (1.0 - 1e-9))
         for each in touched:
             self._refresh(each)
+        useless = self._count_open(touched) >= open_before - 1
+        front.patience = min(2 * front.patience + 1, MOST_PATIENCE) if useless else 0
+        front.solved = 0
+
+    def _count_open(self, fronts: list[_Front]) -> int:
+        """Nodes whose bound does not rule them out."""
+        limit = self.best.seconds * (1.0 - GAP)
+        return sum(int(np.count_nonzero(each.sheet.lowest * each.batches < limit)) for each in fronts)
 
     def _reasons(self, point: Point, prefill: PrefillChoice, combination: Combination) -> dict[str, float]:
         """Find out why a node is infeasible: multipliers that prove it there, and at every node of the same kind."""
         program = self._program(point, prefill, elastic=LIMITS)
-        program.fix({DENSE: float(combination[0]), HEAD: float(combination[1])})
+        program.fix({name: float(on) for name, on in zip(PLACED, combination, strict=True)})
         program.relax(program.integers)
         solution = program.minimise(least_excess(program))
         if solution.status == "infeasible" or solution.objective <= 1e-6:
@@ -359,7 +383,7 @@ class _Search:
         return {name: max(0.0, -dual) for name, dual in solution.duals.items()}
 
     def _dive(self, front: _Front) -> None:
-        """Find a good plan at the lowest node of a family: of many prefill micro-batches the one with the best bound."""
+        """Find a good plan at the lowest node of a family: of many prefill micro-batches take the best by its bound."""
         sheet, index = front.sheet, front.index
         sizes = np.unique(np.round(np.geomspace(sheet.low[index], sheet.high[index], DIVE)))
         point = sheet.point.at(np.full(sizes.size, index))
@@ -393,7 +417,9 @@ class _Search:
         for bound in sheet.bounds.values():  # a single choice is solved: nothing is left to find there
             done = infeasible or single
             bound[index] = np.inf if done else max(bound[index], solution.objective * (1.0 - TIE_BREAK))
-        front.ground.clear()
+        front.solved += 1
+        if front.solved > front.patience:
+            front.ground.clear()
         front.stuck |= bool(sheet.lowest[index] * front.batches[index] < self.best.seconds * (1.0 - GAP))
         self._refresh(front)
 
@@ -402,22 +428,13 @@ class _Search:
         sheet = front.sheet
         seconds = sheet.lowest * front.batches
         limit = self.best.seconds * (1.0 - GAP) if np.isfinite(self.best.seconds) else front.seconds * FIRST_SPREAD
-        chosen = np.flatnonzero((seconds < limit) & (sheet.high > sheet.low))
+        chosen = np.flatnonzero((seconds <= limit) & (sheet.high > sheet.low))
         if chosen.size > SPLIT_AT_ONCE:
             chosen = chosen[np.argpartition(seconds[chosen], SPLIT_AT_ONCE)[:SPLIT_AT_ONCE]]
-        low, high = sheet.low[chosen], sheet.high[chosen]
-        cuts = [np.floor(low * (high / low) ** (part / PIECES)) for part in range(1, PIECES)]
-        starts = np.concatenate([low, *(cut + 1.0 for cut in cuts)])
-        ends = np.concatenate([*cuts, high])
-        parents = np.tile(chosen, PIECES)
-        size = np.asarray(sheet.point.size)[parents]
-        passes = np.ceil(size / starts)  # the smallest micro-batch of each number of passes is enough
-        repeated = (starts > sheet.low[parents]) & (passes == np.ceil(size / (starts - 1.0 + (starts == 1.0))))
-        starts = np.where(repeated & (passes > 1), np.ceil(size / np.maximum(passes - 1.0, 1.0)), starts)
-        kept = (starts <= ends) & ~(repeated & (passes == 1))
-        starts, ends, parents = starts[kept], ends[kept], parents[kept]
-        family = front.family
-        child = self._add_sheet(family, sheet.point.at(parents), starts, ends)
+        size = np.asarray(sheet.point.size)[chosen]
+        low, high, pieces = cut_ranges(size, sheet.low[chosen], sheet.high[chosen], PIECES)
+        parents = chosen[pieces]
+        child = self._add_sheet(front.family, sheet.point.at(parents), low, high)
         for combination, bound in child.sheet.bounds.items():
             np.maximum(bound, sheet.bounds[combination][parents], out=bound)
             sheet.bounds[combination][chosen] = np.inf
@@ -430,29 +447,6 @@ class _Search:
         if seconds < self.best.seconds and prediction.batch_s <= self.max_seconds * (1.0 + 1e-9):
             self.best.seconds, self.best.policy, self.best.prediction = seconds, policy, prediction
             self.best.solved = solved
-
-
-def _classes(scenario: Scenario, grid: Grid, pins: Pins) -> list[Point]:
-    """Classes of points (A_g, F_g, slots) that the pins leave, with all batches of the grid."""
-
-    def choices(pinned: bool | None) -> tuple[bool, ...]:
-        return (True, False) if pinned is None else (pinned,)
-
-    all_slots: tuple[WeightSlots, ...] = (1, 2, "experts")
-    slots = all_slots if pins.weight_slots is None else (pins.weight_slots,)
-    if scenario.model.streamed_experts < 3:
-        slots = tuple(each for each in slots if each != "experts")  # a ring of two experts is a whole layer
-    return [
-        Point(
-            size=grid.size,
-            micro_batch=grid.micro_batch,
-            micro_batches=grid.micro_batches,
-            attention_on_gpu=attention,
-            ffn_on_gpu=ffn,
-            slots=each,
-        )
-        for attention, ffn, each in product(choices(pins.attention_on_gpu), choices(pins.ffn_on_gpu), slots)
-    ]
 
 
 def with_exact_budget(scenario: Scenario, policy: Policy) -> Policy:

@@ -5,19 +5,30 @@ They are evaluated beside the program and returned when they win, so a plan is n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from hrm import cost
-from hrm.points import Grid
+from hrm.affine import Affine, Number, total
+from hrm.full_cost import Batch
+from hrm.memory import Terms, limit_bytes, pinned_terms
 from hrm.pins import Pins
+from hrm.points import Grid
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction, compose_prediction, memory_use, predict, startup_seconds
 from hrm.rates import Rates
-from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
+from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas, worst_prompt_tokens
+from hrm.units import GIB
 
 __all__ = ["Trivial", "cpu_only_prediction", "predict_policy", "trivial_plans"]
+
+BATCHES_ON_GPU = 16
+"""Batches all in GPU memory that are priced, the largest that fit."""
+
+CPU_PREFILL = 64.0
+"""Requests of a prefill micro-batch on the CPU: enough for its products to be bound by FLOPs."""
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,129 +76,156 @@ def trivial_plans(
 def _all_on_gpu(
     scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, pins: Pins, max_seconds: float
 ) -> Trivial:
-    """All weights and the whole KV cache in GPU memory, at the best batch."""
+    """All weights and the whole KV cache in GPU memory, in one micro-batch, at the best batch.
+
+    More micro-batches would read the weights more often for nothing; the search has them all the same.
+    """
     name = "all in GPU memory"
-    profile = scenario.profile
-    limit = profile.gpu.count * profile.gpu.usable_memory_bytes
+    limit = limit_bytes(scenario.profile)["gpu"]
     if sizes.weight_bytes > limit:
         return Trivial(name=name, reason=f"weights are {sizes.weight_bytes / limit:.1f}x the GPU memory")
+    cache = np.asarray(kv_capacity_bytes(scenario, sizes, grid.size)) * kv_replicas(scenario)
+    whole = (grid.micro_batches == 1) | (pins.micro_batch_size is not None) | (pins.num_micro_batches is not None)
+    indices = np.flatnonzero(whole & (sizes.weight_bytes + cache <= limit))
     best: tuple[float, Policy, Prediction] | None = None
-    indices = np.flatnonzero(grid.micro_batches <= 64)
+    tried = 0
     # Larger batches first: decode reads the weights once for more requests.
     for index in indices[np.argsort(-grid.size[indices], kind="stable")]:
-        n, mu, n_ub = int(grid.size[index]), int(grid.micro_batch[index]), int(grid.micro_batches[index])
-        capacity = float(kv_capacity_bytes(scenario, sizes, float(n)))
-        if sizes.weight_bytes + capacity > limit:
+        found = _fullest_on_gpu(scenario, sizes, rates, grid, pins, int(index))
+        if found is None:
             continue
-        for prefill in sorted({min(n, m) for m in (4, 16, 64, 256, n)}):
-            if pins.prefill_micro_batch_size not in (None, prefill):
-                continue
-            policy = Policy(
-                batch_size=n,
-                micro_batch_size=mu,
-                num_micro_batches=n_ub,
-                prefill_micro_batch_size=prefill,
-                attention_on_gpu=True,
-                ffn_on_gpu=True,
-                weights_on_gpu=1.0,
-                kv_on_gpu=1.0,
-                pin_weights=False,
-                micro_batch_token_budget=int(scenario.workload.micro_batch_token_bound(n, n_ub, mu)),
-            )
-            if not memory_use(scenario, sizes, policy)["gpu"].fits:
-                continue
-            prediction = predict(scenario, sizes, rates, policy)
-            if prediction.batch_s > max_seconds:
-                continue
-            seconds = prediction.num_batches * prediction.batch_s
-            if best is None or seconds < best[0]:
-                best = (seconds, policy, prediction)
-        if best is not None and n < best[1].batch_size / 2:
+        tried += 1
+        seconds = found[1].num_batches * found[1].batch_s
+        if found[1].batch_s <= max_seconds and (best is None or seconds < best[0]):
+            best = (seconds, *found)
+        if tried == BATCHES_ON_GPU:
             break
     if best is None:
-        return Trivial(name=name, reason="weights fit, but not with the KV cache and activations of one request")
+        why = "within the time for a batch" if tried else "with the KV cache and activations of one request"
+        return Trivial(name=name, reason=f"weights fit, but not {why}")
     return Trivial(name=name, policy=best[1], prediction=best[2])
+
+
+def _fullest_on_gpu(
+    scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, pins: Pins, index: int
+) -> tuple[Policy, Prediction] | None:
+    """The plan all in GPU memory at one batch, with the largest prefill micro-batch that fits; None where none does."""
+    n, mu, n_ub = int(grid.size[index]), int(grid.micro_batch[index]), int(grid.micro_batches[index])
+    batch = Batch(size=float(n), micro_batches=float(n_ub), attention_on_gpu=True, ffn_on_gpu=True)
+    locked = float(total(pinned_terms(scenario, batch, float(mu)).values()).at({}))
+    lockable = scenario.profile.cpu.lockable_bytes
+    if lockable is not None and locked > lockable:
+        return None
+    given = pins.prefill_micro_batch_size
+    for prefill in [min(n, given)] if given else sorted({min(n, m) for m in (1, 4, 16, 64, 256, n)}, reverse=True):
+        policy = Policy(
+            batch_size=n,
+            micro_batch_size=mu,
+            num_micro_batches=n_ub,
+            prefill_micro_batch_size=prefill,
+            attention_on_gpu=True,
+            ffn_on_gpu=True,
+            weights_on_gpu=1.0,
+            kv_on_gpu=1.0,
+            pin_weights=False,
+            micro_batch_token_budget=int(scenario.workload.micro_batch_token_bound(n, n_ub, mu)),
+        )
+        if all(use.fits for use in memory_use(scenario, sizes, policy).values()):
+            return policy, predict(scenario, sizes, rates, policy)
+    return None
 
 
 def _cpu_only(scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, max_seconds: float) -> Trivial:
     """Everything on the CPU, experts on disk where they do not fit, one micro-batch, at the best batch."""
-    best: tuple[float, Policy, Prediction] | None = None
-    reason = ""
-    for index in np.flatnonzero(grid.micro_batches == 1):
-        n = int(grid.size[index])
-        policy = Policy(
-            batch_size=n,
-            micro_batch_size=n,
-            num_micro_batches=1,
-            prefill_micro_batch_size=min(n, 64),
-            attention_on_gpu=False,
-            ffn_on_gpu=False,
-            dense_weights_on_gpu=False,
-            embedding_on_gpu=False,
-            lm_head_on_gpu=False,
-            pin_weights=False,
-            everything_on_cpu=True,
-            micro_batch_token_budget=int(scenario.workload.micro_batch_token_bound(n, 1, n)),
-        )
-        use = _cpu_only_memory(scenario, sizes, policy)
-        missing = use["cpu"].peak_bytes - use["cpu"].limit_bytes
-        if missing > 0:
-            row = scenario.model.hidden_size * sizes.expert_bytes / scenario.model.streamed_expert_parameters
-            share = (np.ceil(missing / sizes.streamed_layers / row) + 1) * row / sizes.layer_expert_bytes
-            if share > 1 or share * sizes.streamed_bytes > use["disk"].limit_bytes:
-                reason = f"{missing / 2**30:.1f} GiB over CPU memory at a batch of {n}"
-                continue
-            policy = replace(policy, weights_on_disk=float(share))
-        prediction = cpu_only_prediction(scenario, sizes, rates, policy)
-        if prediction.batch_s > max_seconds:
-            reason = f"a batch of {n} takes {prediction.batch_s / 3600:.0f} hours"
-            continue
-        seconds = prediction.num_batches * prediction.batch_s
-        if best is None or seconds < best[0]:
-            best = (seconds, policy, prediction)
-    if best is None:
-        return Trivial(name="CPU only", reason=reason or "does not fit CPU memory and disk")
-    return Trivial(name="CPU only", policy=best[1], prediction=best[2])
+    name = "CPU only"
+    sizes_tried = grid.size[grid.micro_batches == 1]
+    if sizes_tried.size == 0:
+        return Trivial(name=name, reason="it has one micro-batch")
+    micro = np.minimum(sizes_tried, CPU_PREFILL)
+    limits = limit_bytes(scenario.profile)
+    missing = total(_cpu_only_terms(scenario, sizes, sizes_tried, micro, 0.0).values()).at({}) - limits["cpu"]
+    row = scenario.model.hidden_size * sizes.expert_bytes / scenario.model.streamed_expert_parameters
+    rows = np.ceil(missing / sizes.streamed_layers / row) + 1.0
+    share = np.where(missing > 0, rows * row / sizes.layer_expert_bytes, 0.0)
+    on_disk = share * sizes.streamed_bytes
+    fits = (share <= 1.0) & (on_disk <= limits["disk"])
+    decode = _cpu_lanes(scenario, sizes, rates, sizes_tried, 1.0, on_disk, prefill=False)
+    prefill = _cpu_lanes(scenario, sizes, rates, sizes_tried, np.ceil(sizes_tried / micro), on_disk, prefill=True)
+    seconds = sizes.decode_steps * np.maximum(decode["cpu"], decode["disk"])
+    seconds = seconds + np.maximum(prefill["cpu"], prefill["disk"])
+    batches = np.ceil(scenario.workload.num_requests / sizes_tried)
+    every = np.where(fits & (seconds <= max_seconds), batches * seconds, np.inf)
+    best = int(np.argmin(every))
+    if not np.isfinite(every[best]):
+        least = int(np.argmin(sizes_tried))
+        n = int(sizes_tried[least])
+        if not fits[least]:
+            return Trivial(name=name, reason=f"{missing[least] / GIB:.1f} GiB over CPU memory at a batch of {n}")
+        return Trivial(name=name, reason=f"a batch of {n} takes {seconds[least] / 3600:.0f} hours")
+    n = int(sizes_tried[best])
+    policy = Policy(
+        batch_size=n,
+        micro_batch_size=n,
+        num_micro_batches=1,
+        prefill_micro_batch_size=int(micro[best]),
+        attention_on_gpu=False,
+        ffn_on_gpu=False,
+        weights_on_disk=float(share[best]),
+        dense_weights_on_gpu=False,
+        embedding_on_gpu=False,
+        lm_head_on_gpu=False,
+        pin_weights=False,
+        everything_on_cpu=True,
+        micro_batch_token_budget=int(scenario.workload.micro_batch_token_bound(n, 1, n)),
+    )
+    return Trivial(name=name, policy=policy, prediction=cpu_only_prediction(scenario, sizes, rates, policy))
 
 
-def _cpu_only_memory(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:
-    """CPU bytes when nothing is on the GPU."""
+def _cpu_only_terms(scenario: Scenario, sizes: Sizes, size: Number, micro: Number, on_disk: Number) -> Terms:
+    """CPU bytes when nothing is on the GPU [byte].
+
+    Parameters
+    ----------
+    size, micro : float or ndarray
+        N, and requests of a prefill micro-batch.
+    on_disk : float or ndarray
+        Bytes of experts on disk.
+    """
     model, value = scenario.model, scenario.formats.activation_bytes
-    n = float(policy.batch_size)
-    prompts = float(scenario.workload.batch_tokens(policy.batch_size))
-    micro = policy.prefill_micro_batch_size * float(scenario.workload.max_prompt_tokens)
-    width = 2 * model.hidden_size + model.streamed_top_k * (2 * model.hidden_size + model.mlp_matrices * model.streamed_ffn)
-    on_disk = policy.weights_on_disk * sizes.streamed_bytes
-    terms = {
+    prompts = worst_prompt_tokens(scenario, size)
+    tokens = micro * float(scenario.workload.max_prompt_tokens)
+    expert = 2 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
+    width = 2 * model.hidden_size + model.streamed_top_k * expert
+    terms: dict[str, Number] = {
         "expert weights": sizes.streamed_bytes - on_disk,
         "non-expert weights": sizes.dense_bytes,
         "embedding": sizes.embedding_bytes,
         "lm_head": 0.0 if sizes.tied else sizes.lm_head_bytes,
-        "KV cache": float(kv_capacity_bytes(scenario, sizes, n)),
-        "hidden states of all prompts": prompts * model.hidden_size * value,
-        "activations": max(micro * width * value, n * (width * value + 8.0 * model.vocab_size)),
+        "KV cache": kv_capacity_bytes(scenario, sizes, size),
+        "hidden states of all prompts": prompts * (model.hidden_size * value),
+        "activations": np.maximum(tokens * width * value, size * (width * value + 8.0 * model.vocab_size)),
     }
-    cpu = scenario.profile.cpu
-    disk = scenario.profile.disk
+    return {term: Affine(amount) for term, amount in terms.items()}
+
+
+def _cpu_only_memory(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:
+    """Memory of the plan that does not use the GPU."""
+    on_disk = policy.weights_on_disk * sizes.streamed_bytes
+    terms = _cpu_only_terms(scenario, sizes, float(policy.batch_size), float(policy.prefill_micro_batch_size), on_disk)
+    held = {
+        "gpu": {},
+        "cpu": {name: float(term.at({})) for name, term in terms.items()},
+        "disk": {"expert weights": on_disk} if on_disk else {},
+    }
+    limits = limit_bytes(scenario.profile)
     return {
-        "gpu": MemoryUse(
-            peak_bytes=0.0,
-            limit_bytes=scenario.profile.gpu.count * scenario.profile.gpu.usable_memory_bytes,
-            terms={},
-            phase="always",
-        ),
-        "cpu": MemoryUse(
-            peak_bytes=sum(terms.values()),
-            limit_bytes=cpu.memory_bytes - cpu.reserved_bytes,
-            terms=terms,
-            phase="prefill",
-        ),
-        "disk": MemoryUse(
-            peak_bytes=on_disk,
-            limit_bytes=disk.size_bytes if disk else 0.0,
-            terms={"expert weights": on_disk} if on_disk else {},
-            phase="always",
-        ),
+        level: MemoryUse(
+            peak_bytes=sum(numbers.values()),
+            limit_bytes=limits[level],
+            terms=numbers,
+            phase="prefill" if level == "cpu" else "always",
+        )
+        for level, numbers in held.items()
     }
 
 
@@ -207,28 +245,30 @@ def cpu_only_prediction(scenario: Scenario, sizes: Sizes, rates: Rates, policy: 
 
 
 def _cpu_pass(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Policy, *, prefill: bool) -> Phase:
-    model, formats = scenario.model, scenario.formats
-    n = float(policy.batch_size)
+    n, on_disk = float(policy.batch_size), policy.weights_on_disk * sizes.streamed_bytes
     parts = float(-(-policy.batch_size // policy.prefill_micro_batch_size)) if prefill else 1.0
+    lanes = _cpu_lanes(scenario, sizes, rates, n, parts, on_disk, prefill=prefill)
+    seconds = {lane: float(busy) for lane, busy in lanes.items()}
+    bottleneck = max(seconds, key=lambda lane: seconds[lane])
+    return Phase(seconds=seconds[bottleneck], lanes=seconds, bytes_moved={"disk": on_disk}, bottleneck=bottleneck)
+
+
+def _cpu_lanes(
+    scenario: Scenario, sizes: Sizes, rates: Rates, n: Number, parts: Number, on_disk: Number, *, prefill: bool
+) -> dict[str, Number]:
+    """Seconds of CPU and disk in one pass of N requests in that many micro-batches [s]."""
+    model, formats = scenario.model, scenario.formats
     tokens = n * sizes.prompt_tokens / parts if prefill else n
-
-    def seconds(work: cost.Work) -> float:
-        return float(rates.cpu_seconds(work))
-
-    busy = sum(layers * seconds(work) for _, layers, work in cost.layer_operators(model, formats, tokens))
+    busy: Number = 0.0
+    for _, layers, work in cost.layer_operators(model, formats, tokens):
+        busy = busy + layers * rates.cpu_seconds(work)
     if prefill:
         for kind in model.layer_kinds:
             pairs = n / parts * sizes.prompt_pairs_by_window[kind.window]
-            busy += kind.count * seconds(cost.attention_prefill(model, formats, tokens, pairs))
-        busy += seconds(cost.lm_head(model, formats, n / parts))
+            busy = busy + kind.count * rates.cpu_seconds(cost.attention_prefill(model, formats, tokens, pairs))
     else:
-        read = n * sizes.kv_read_bytes_per_request
         per_byte = cost.attention_decode_per_kv_byte(model, formats, sizes.kv_read_bytes_per_request)
-        busy += read * float(rates.cpu_attention_seconds(per_byte))
-        busy += seconds(cost.lm_head(model, formats, n))
-    busy *= parts
-    disk_bytes = policy.weights_on_disk * sizes.streamed_bytes
-    disk = disk_bytes / rates.disk_read_bytes_per_s if disk_bytes else 0.0
-    lanes = {"cpu": busy, "disk": disk}
-    bottleneck = max(lanes, key=lambda lane: lanes[lane])
-    return Phase(seconds=lanes[bottleneck], lanes=lanes, bytes_moved={"disk": disk_bytes}, bottleneck=bottleneck)
+        busy = busy + n * sizes.kv_read_bytes_per_request * rates.cpu_attention_seconds(per_byte)
+    busy = (busy + rates.cpu_seconds(cost.lm_head(model, formats, n / parts))) * parts
+    disk = on_disk / rates.disk_read_bytes_per_s if rates.disk_read_bytes_per_s else 0.0 * busy
+    return {"cpu": busy, "disk": disk}

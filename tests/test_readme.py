@@ -28,8 +28,11 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 
 
 def run_hrm(*arguments: str) -> str:
-    """Standard output of `hrm`, which must succeed."""
-    done = subprocess.run([sys.executable, "-m", "hrm", *arguments], capture_output=True, text=True, check=False)
+    """Standard output of `hrm`, which must succeed; as wide as the README shows it."""
+    environment = os.environ | {"COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hrm", *arguments], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,8 +9,9 @@ piecewise linear in y, and bisection on the slope finds the least.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
@@ -21,11 +22,15 @@ from hrm import full_cost as fc
 from hrm.affine import Affine, total
 from hrm.full_cost import Batch, Lanes, decode_lanes, prefill_lanes
 from hrm.memory import DENSE_SLOTS, EXPERT_SLOTS, cpu_terms, disk_terms, gpu_terms, limit_bytes, pinned_terms
+from hrm.model_files import load_model
 from hrm.pins import Pins
 from hrm.points import prefill_choice
 from hrm.policy import Policy, WeightSlots
+from hrm.profile import DiskLevel
+from hrm.profile_files import load_profile
 from hrm.rates import Rates, derive_rates
-from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, measure_sizes
+from hrm.scenario import Scenario, Sizes, choose_formats, kv_capacity_bytes, measure_sizes
+from hrm.workload import Workload
 
 Array = npt.NDArray[np.float64]
 ALL = -1.0  # `kv_gpu` of a policy with the whole KV cache on the GPU, the part-filled row of requests included
@@ -247,11 +252,12 @@ class Oracle:
 
     def count(self, pins: Pins) -> int:
         """Integer points that the pins leave."""
-        rows = len(self._batches(pins))
+        held = {whole: len(self._held(pins, whole)) for whole in range(1, self.scenario.workload.num_requests + 1)}
+        rows = sum(held[n // -(-n // mu)] * len(self._prefills(pins, n)) for n, mu in self._sizes(pins))
         return sum(rows * len(self._switches(pins)) * len(self._rings(slots)) for _, _, slots in self._classes(pins))
 
     def every(self, pins: Pins) -> Iterator[Integers]:
-        """Every integer point that the pins leave: all N, all mu, all prefill micro-batches, all whole requests."""
+        """Every integer point that the pins leave: N, mu, prefill micro-batches, whole requests, switches, rings."""
         table = np.array(self._batches(pins), dtype=np.float64).reshape(-1, 5)
         for attention, ffn, slots in self._classes(pins):
             rest = [[*switch, ring] for switch, ring in product(self._switches(pins), self._rings(slots))]
@@ -263,23 +269,44 @@ class Oracle:
 
     def _batches(self, pins: Pins) -> list[tuple[float, ...]]:
         """(N, mu, prefill micro-batch, KV requests on the GPU, on disk)."""
-        requests = self.scenario.workload.num_requests
+        return [
+            (n, mu, prefill, gpu, disk)
+            for n, mu in self._sizes(pins)
+            for prefill in self._prefills(pins, n)
+            for gpu, disk in self._held(pins, n // -(-n // mu))
+        ]
+
+    def _sizes(self, pins: Pins) -> list[tuple[int, int]]:
+        """(N, mu): every mu of every N. Batches are equal: for each number of batches the smallest N that is enough.
+
+        Where n_ub is given, the smallest that also makes so many micro-batches.
+        """
+        requests, count = self.scenario.workload.num_requests, pins.num_micro_batches
+
+        def sizes_of_micro_batches(n: int) -> list[int]:
+            every = range(1, n + 1) if pins.micro_batch_size is None else [min(pins.micro_batch_size, n)]
+            return [mu for mu in every if count in (None, -(-n // mu))]
+
+        sizes: set[int] = set()
+        for batches in range(1, requests + 1):
+            enough = range(-(-requests // batches), requests + 1)
+            sizes.update(next(([n] for n in enough if sizes_of_micro_batches(n)), []))
+        if pins.batch_size is not None:
+            sizes = {min(pins.batch_size, requests)}
+        return [(n, mu) for n in sorted(sizes) for mu in sizes_of_micro_batches(n)]
+
+    def _prefills(self, pins: Pins, size: int) -> list[int]:
+        given = pins.prefill_micro_batch_size
+        return list(range(1, size + 1)) if given is None else [min(given, size)]
+
+    def _held(self, pins: Pins, whole: int) -> list[tuple[float, float]]:
+        """KV requests of every micro-batch (on the GPU, on disk), of as many whole ones; or all on the GPU."""
         disk = self.scenario.profile.disk is not None
-        rows: list[tuple[float, ...]] = []
-        for n in range(1, requests + 1) if pins.batch_size is None else [min(pins.batch_size, requests)]:
-            for mu in range(1, n + 1) if pins.micro_batch_size is None else [min(pins.micro_batch_size, n)]:
-                count = -(-n // mu)
-                if pins.num_micro_batches not in (None, count):
-                    continue
-                whole = n // count
-                kv = [(float(g), float(d)) for g in range(whole + 1) for d in range(whole + 1 - g if disk else 1)]
-                kv = [(g, d) for g, d in kv if _agrees(pins.kv_on_gpu, g, whole) and _agrees(pins.kv_on_disk, d, whole)]
-                if pins.kv_on_gpu in (None, 1.0) and not pins.kv_on_disk:
-                    kv = [*(pair for pair in kv if pins.kv_on_gpu is None), (ALL, 0.0)]
-                given = pins.prefill_micro_batch_size
-                prefills = range(1, n + 1) if given is None else [min(given, n)]
-                rows += [(n, mu, p, g, d) for p in prefills for g, d in kv]
-        return rows
+        held = [(float(g), float(d)) for g in range(whole + 1) for d in range(whole + 1 - g if disk else 1)]
+        held = [(g, d) for g, d in held if _agrees(pins.kv_on_gpu, g, whole) and _agrees(pins.kv_on_disk, d, whole)]
+        if pins.kv_on_gpu in (None, 1.0) and not pins.kv_on_disk:
+            held = [*(pair for pair in held if pins.kv_on_gpu is None), (ALL, 0.0)]
+        return held
 
     def _switches(self, pins: Pins) -> list[tuple[bool, ...]]:
         """(non-expert weights, lm_head, embedding on the GPU; weights pinned)."""
@@ -295,6 +322,104 @@ class Oracle:
         if self.scenario.model.streamed_experts < 3:
             slots = tuple(each for each in slots if each != "experts")
         return list(product(_both(pins.attention_on_gpu), _both(pins.ffn_on_gpu), slots))
+
+
+def random_scenario(seed: int) -> Scenario:
+    """A scenario with few requests and a machine of odd sizes, made so that memories, links and times all may bind."""
+    pick = random.Random(seed)
+    model = load_model(pick.choice(MODELS))
+    if pick.random() < 0.6:  # few layers make the KV cache and the slots large beside the weights
+        kept = pick.randint(2, 6)
+        model = replace(
+            model, n_layers=kept, moe_layers=model.moe_layers[:kept], layer_windows=model.layer_windows[:kept]
+        )
+    profile = load_profile(pick.choice(("t4", "l4", "rtx4090", "t4x2", "colab-t4", "a100-80g")))
+    generated = pick.choice((1, 4, 12, 40))
+    longest = min(model.max_positions - generated, pick.choice((50, 300, 2000, 12000)))
+    workload = Workload(
+        name=f"case-{seed}",
+        prompt_lengths=tuple(pick.randint(max(1, longest // 8), longest) for _ in range(pick.randint(1, 5))),
+        generation_length=generated,
+        num_requests=pick.choice((5, 12, 16, 24, 40, 60)),
+        padded=pick.random() < 0.2,
+    )
+    formats = choose_formats(profile, model, weights=pick.choice((None, None, "int4")))
+    scenario = Scenario(profile=profile, model=model, workload=workload, formats=formats)
+    sizes = measure_sizes(scenario)
+    everything = sizes.weight_bytes + workload.num_requests * sizes.kv_bytes_per_request
+
+    def of_everything(low: float, high: float) -> float:
+        return everything * pick.uniform(low, high)
+
+    def about(rate: float) -> float:
+        return rate * 2.0 ** pick.uniform(-2, 2)
+
+    gpu, cpu = profile.gpu, profile.cpu
+    disk = DiskLevel(
+        name="disk", size_bytes=of_everything(0.1, 1.5), read_bytes_per_s=about(2e9), write_bytes_per_s=about(2e9)
+    )
+    return replace(
+        scenario,
+        profile=replace(
+            profile,
+            gpu=replace(gpu, usable_memory_bytes=(of_everything(0.03, 0.8) + 1.2e9) / gpu.count),
+            cpu=replace(
+                cpu,
+                memory_bytes=cpu.reserved_bytes + of_everything(0.2, 1.4) + 1.5e9,
+                bandwidth_bytes_per_s=about(cpu.bandwidth_bytes_per_s),
+                lockable_bytes=None if pick.random() < 0.6 else of_everything(0.05, 1.0) + 0.8e9,
+            ),
+            disk=None if pick.random() < 0.4 else disk,
+            staging_bytes_per_s=about(profile.staging_bytes_per_s),
+        ),
+    )
+
+
+MODELS = (
+    "mixtral-8x7b",
+    "dbrx",
+    "olmoe-1b-7b",
+    "granite-3.1-1b-a400m",
+    "deepseek-v2-lite",
+    "gpt-oss-20b",
+    "opt-30b",
+    "llama-3.1-8b",
+    "phi-3.5-moe",
+)
+
+
+def random_pins(oracle: Oracle, seed: int, most: int) -> Pins:
+    """Variables pinned in random order until at most so many integer points are left."""
+    pick = random.Random(seed)
+    requests, few = oracle.scenario.workload.num_requests, oracle.scenario.model.streamed_experts < 3
+    share = pick.choice((0.0, 0.4, 1.0))
+    values: list[tuple[str, Any]] = [
+        *((name, pick.choice((True, False))) for name in SWITCHES),
+        ("weight_slots", pick.choice((1, 2) if few else (1, 2, "experts"))),
+        ("kv_on_gpu", share),
+        ("prefill_micro_batch_size", pick.randint(1, 8)),
+        ("batch_size", -(-requests // pick.randint(1, 3))),
+        pick.choice((("micro_batch_size", pick.randint(1, 8)), ("num_micro_batches", pick.randint(1, 4)))),
+    ]
+    if oracle.scenario.profile.disk is not None:
+        values.append(("kv_on_disk", 0.0 if share else pick.choice((0.0, 0.5))))
+    pick.shuffle(values)
+    given: dict[str, Any] = {}
+    while oracle.count(Pins(**given)) > most:
+        name, value = values.pop()
+        if oracle.count(Pins(**given, **{name: value})):
+            given[name] = value
+    return Pins(**given)
+
+
+SWITCHES = (
+    "attention_on_gpu",
+    "ffn_on_gpu",
+    "dense_weights_on_gpu",
+    "lm_head_on_gpu",
+    "embedding_on_gpu",
+    "pin_weights",
+)
 
 
 def _both(pinned: bool | None) -> tuple[bool, ...]:
