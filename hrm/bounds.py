@@ -180,9 +180,7 @@ def discard(sheet: Sheet, multipliers: Mapping[str, float | Array]) -> None:
         bound[value > 1e-6] = np.inf
 
 
-def _dual_values(
-    sheet: Sheet, multipliers: Mapping[str, float | Array], objective: float
-) -> dict[Combination, Any]:
+def _dual_values(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: float) -> dict[Combination, Any]:
     """Least value over the ranges of `objective` times the seconds plus multipliers times rows.
 
     The row `max_hours` bounds the same seconds, so its multiplier is in `objective` and its constant among the rows.
@@ -217,9 +215,7 @@ def _weigh(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: fl
     return total(terms)
 
 
-def _minimise(
-    sheet: Sheet, lagrangian: Affine, combinations: Iterable[Combination]
-) -> dict[Combination, Any]:
+def _minimise(sheet: Sheet, lagrangian: Affine, combinations: Iterable[Combination]) -> dict[Combination, Any]:
     """Least value over the ranges, for every combination: each unknown at the better end of its range."""
     constant: Any = np.asarray(lagrangian.constant, dtype=np.float64)
     for name, coefficient in lagrangian.coefficients.items():

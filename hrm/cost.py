@@ -182,9 +182,7 @@ def attention_decode_per_kv_byte(model: ModelSpec, formats: Formats, kv_read_byt
     return Work(2.0 * model.n_heads * width / token_bytes, touched, dequantised)
 
 
-def attention_prefill(
-    model: ModelSpec, formats: Formats, tokens: Number, token_pairs: Number
-) -> Work:
+def attention_prefill(model: ModelSpec, formats: Formats, tokens: Number, token_pairs: Number) -> Work:
     """Causal attention over the prompts of a micro-batch, in one fused kernel.
 
     Parameters

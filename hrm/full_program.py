@@ -58,7 +58,7 @@ LIMITS = {
 """Rows that an elastic program may exceed, and the unit in which it counts the excess."""
 
 TIE_BREAK = 1e-5
-"""Share of the objective by which ties are broken: not pinned before pinned, CPU memory before disk."""
+"""Share of the objective by which ties are broken: CPU memory before disk, the GPU before both."""
 
 
 def build_program(
@@ -172,16 +172,13 @@ def objective_with_tie_breaks(scenario: Scenario, sizes: Sizes, point: Point, re
     capacity = float(kv_capacity_bytes(scenario, sizes, point.size))
     return (
         objective_of(sizes)
-        + Affine.of(PIN, part)
         + Affine.of(EXPERTS_ON_DISK, part / sizes.streamed_bytes)
         + Affine.of(KV_ON_DISK, part / capacity)
         - Affine.of(EXPERTS_ON_GPU, part / sizes.streamed_bytes)
     )
 
 
-def policy_of(
-    scenario: Scenario, sizes: Sizes, point: Point, prefill: PrefillChoice, solution: Solution
-) -> Policy:
+def policy_of(scenario: Scenario, sizes: Sizes, point: Point, prefill: PrefillChoice, solution: Solution) -> Policy:
     """The policy a solution means, with shares as realised: rows of weights rounded down, whole requests."""
     values = solution.values
     layer = sizes.layer_expert_bytes
@@ -210,7 +207,5 @@ def policy_of(
         embedding_on_gpu=values[EMBEDDING] > 0.5,
         lm_head_on_gpu=values[HEAD] > 0.5,
         pin_weights=values[PIN] > 0.5,
-        micro_batch_token_budget=int(
-            scenario.workload.micro_batch_token_bound(n, n_ub, int(point.micro_batch))
-        ),
+        micro_batch_token_budget=int(scenario.workload.micro_batch_token_bound(n, n_ub, int(point.micro_batch))),
     )

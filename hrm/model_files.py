@@ -119,9 +119,7 @@ def find_config(name_or_path: str | Path) -> dict[str, Any]:
     return {"values": values, "file": f"{bundled}.json (bundled)", "name": bundled, "hub_id": hub_id}
 
 
-def read_config_file(
-    file: Path, *, way_out: str = "a config.json as released with the checkpoint"
-) -> dict[str, Any]:
+def read_config_file(file: Path, *, way_out: str = "a config.json as released with the checkpoint") -> dict[str, Any]:
     """Read a JSON object, strictly: no NaN, no key twice.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Policy search on the paper's own terms: every integer micro-batch, n_ub as an integer unknown, Dinkelbach for the ratio.
+"""Policy search on the paper's own terms: every integer mu, n_ub as an integer unknown, Dinkelbach for the ratio.
 
 The objective is N*n / ((n-1)*L*T) (decode only). For a given mu, A_g and F_g it is the ratio n_ub / T of two linear
 functions; Dinkelbach's method maximises n_ub - lambda*T and raises lambda to the ratio found until nothing is gained,
@@ -84,7 +84,9 @@ def find_paper_policy(scenario: Scenario, pins: Pins | None = None) -> PaperResu
     pins = pins or Pins()
     for key in pins.given:
         if key not in PINNABLE:
-            raise InputError("the paper's model has no such variable", where=option_name(key), way_out="--cost-model full")
+            raise InputError(
+                "the paper's model has no such variable", where=option_name(key), way_out="--cost-model full"
+            )
     if scenario.workload.generation_length < 2:
         raise InputError("the paper's objective needs at least 2 generated tokens", where="--gen-len")
     terms = paper_terms(scenario)
@@ -198,9 +200,8 @@ def _closed_form(terms: PaperTerms, side: _Side, pins: Pins, mu: float, counts: 
     link = terms.link_seconds(requests, **sides)
     seconds = np.maximum(
         link.constant + link.coefficient(WEIGHTS_ON_GPU) * r_w + link.coefficient(KV_ON_GPU) * kv,
-        counts * np.maximum(
-            terms.gpu_seconds_per_micro_batch(mu, **sides), terms.cpu_seconds_per_micro_batch(mu, **sides)
-        ),
+        counts
+        * np.maximum(terms.gpu_seconds_per_micro_batch(mu, **sides), terms.cpu_seconds_per_micro_batch(mu, **sides)),
     )
     return np.where(feasible, seconds, np.inf)
 
@@ -383,8 +384,8 @@ def _infeasible(scenario: Scenario, terms: PaperTerms, pins: Pins) -> Infeasible
     host = float(total(terms.cpu_memory(n).values()).at({WEIGHTS_ON_GPU: r_w}))
     over = host - terms.cpu_limit_bytes
     return InfeasibleError(
-        f"no policy fits the paper's limits: the CPU memory limit (0.8 of the host) is exceeded by {over / GIB:.2f} GiB "
-        f"at {where}, with the largest share of the weights the GPU holds (r_w = {r_w:.4f}): needs {host / GIB:.2f} of "
+        f"no policy fits the paper's limits: the CPU memory limit (0.8 of the host) is exceeded by "
+        f"{over / GIB:.2f} GiB at {where}, with the largest share of the weights the GPU holds (r_w = {r_w:.4f}): needs {host / GIB:.2f} of "
         f"{terms.cpu_limit_bytes / GIB:.2f} GiB",
         limit="cpu_memory",
         missing_bytes=over,

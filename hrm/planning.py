@@ -28,6 +28,8 @@ MAX_FREE_REQUESTS = 10_000_000
 POINTLESS_GAIN = 1.1
 """Offloading that wins less over a plan all in GPU memory is called pointless: predictions are not that good."""
 LARGE_HOST = "416 GB"
+ALTERNATIVE_GAP = 0.005
+"""Relative gap of the alternatives: what they would give, not a plan to run."""
 LIMIT_WORDS = {
     "gpu": "GPU memory",
     "cpu": "CPU memory",
@@ -260,7 +262,7 @@ def _alternatives(
 
 def _try(name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float) -> Alternative:
     try:
-        result = find_policy(scenario, pins, max_hours=max_hours)
+        result = find_policy(scenario, pins, max_hours=max_hours, gap=ALTERNATIVE_GAP)
     except InfeasibleError as error:
         where = LIMIT_WORDS.get(error.limit)
         short = (

@@ -325,5 +325,3 @@ def compose_prediction(
         prefill=prefill,
         memory=memory,
     )
-
-

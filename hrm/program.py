@@ -181,6 +181,4 @@ class Program:
         duals = {
             name: float(self._problem.constraints[name].pi or 0.0) / self._row_scale[name] for name in self._row_scale
         }
-        return Solution(
-            status="optimal", objective=float(objective.at(values)), values=values, duals=duals
-        )
+        return Solution(status="optimal", objective=float(objective.at(values)), values=values, duals=duals)

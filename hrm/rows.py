@@ -203,9 +203,7 @@ def _time_rows(
     ]
 
 
-def _lock_rows(
-    scenario: Scenario, sizes: Sizes, point: Point, capacity: Number, *, pin_allowed: bool
-) -> list[Row]:
+def _lock_rows(scenario: Scenario, sizes: Sizes, point: Point, capacity: Number, *, pin_allowed: bool) -> list[Row]:
     """Keep page-locked bytes within the host's lock limit, where it has one."""
     limit = scenario.profile.cpu.lockable_bytes
     if limit is None:

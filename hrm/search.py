@@ -147,6 +147,7 @@ def find_policy(
     pins: Pins | None = None,
     *,
     max_hours: float = 24.0,
+    gap: float = GAP,
     on_progress: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the policy with the highest end-to-end throughput over the workload.
@@ -158,6 +159,8 @@ def find_policy(
         Variables that are given.
     max_hours : float
         Bound on prefill + decode of one batch [h].
+    gap : float
+        Relative gap at which the search stops.
     on_progress : callable, optional
         Called with a line of text now and then.
 
@@ -174,13 +177,19 @@ def find_policy(
     """
     started = time.perf_counter()
     pins = pins or Pins()
-    search = _Search.start(scenario, pins, max_hours)
-    trivial = trivial_plans(scenario, search.sizes, search.rates, search.grid, pins, search.max_seconds)
-    for plan in trivial:
-        if plan.policy is not None and plan.prediction is not None:
-            search.offer(plan.policy, plan.prediction, None)
-    lowest_open = search.run(on_progress)
-    best = search.best
+    best = _Incumbent()
+    trivial: tuple[Trivial, ...] | None = None
+    lowest_open = np.inf
+    points = programs = 0
+    for settled in _pinning_choices(scenario, pins):
+        search = _Search.start(scenario, settled, max_hours, gap, best)
+        if trivial is None:
+            trivial = trivial_plans(scenario, search.sizes, search.rates, search.grid, pins, search.max_seconds)
+            for plan in trivial:
+                if plan.policy is not None and plan.prediction is not None:
+                    search.offer(plan.policy, plan.prediction, None)
+        lowest_open = min(lowest_open, search.run(on_progress))
+        points, programs = points + search.points_bounded, programs + search.programs_solved
     if best.policy is None or best.prediction is None:
         from hrm.infeasibility import explain_infeasibility
 
@@ -188,21 +197,41 @@ def find_policy(
     if best.solved is not None:
         best.policy = with_exact_budget(scenario, best.policy)
         best.prediction = predict(scenario, search.sizes, search.rates, best.policy)
-    gap = max(0.0, 1.0 - lowest_open / best.seconds) if np.isfinite(lowest_open) else 0.0
+        if pins.pin_weights is None and best.policy.pin_weights:
+            _unpin(best, scenario, search.sizes, search.rates)
+    open_gap = max(0.0, 1.0 - lowest_open / best.seconds) if np.isfinite(lowest_open) else 0.0
     return SearchResult(
         policy=best.policy,
         prediction=best.prediction,
-        trivial=trivial,
+        trivial=trivial or (),
         solved=best.solved,
         solver=SolverReport(
             name="HiGHS (PuLP), Lagrangian bounds",
             status="optimal",
-            gap=gap + 2 * TIE_BREAK,
+            gap=open_gap + 2 * TIE_BREAK,
             seconds=time.perf_counter() - started,
-            points_bounded=search.points_bounded,
-            programs_solved=search.programs_solved,
+            points_bounded=points,
+            programs_solved=programs,
         ),
     )
+
+
+def _pinning_choices(scenario: Scenario, pins: Pins) -> list[Pins]:
+    """Pins with page-locking settled: without a lock limit locked weights are never slower; with one, try both."""
+    if pins.pin_weights is not None:
+        return [pins]
+    both = (True,) if scenario.profile.cpu.lockable_bytes is None else (True, False)
+    return [replace(pins, pin_weights=locked) for locked in both]
+
+
+def _unpin(best: _Incumbent, scenario: Scenario, sizes: Sizes, rates: Rates) -> None:
+    """Leave the weights pageable where that costs no time: pinning only lengthens the start then."""
+    if best.policy is None or best.prediction is None:
+        return
+    staged = replace(best.policy, pin_weights=False)
+    prediction = predict(scenario, sizes, rates, staged)
+    if prediction.batch_s <= best.prediction.batch_s * (1.0 + TIE_BREAK):
+        best.policy, best.prediction = staged, prediction
 
 
 @dataclass(slots=True, eq=False)
@@ -239,13 +268,16 @@ class _Search:
     rates: Rates
     grid: Grid
     max_seconds: float
+    gap: float = GAP
     fronts: list[_Front] = field(default_factory=list)
-    best: _Incumbent = field(default_factory=lambda: _Incumbent())
+    best: _Incumbent = field(default_factory=_Incumbent)
     points_bounded: int = 0
     programs_solved: int = 0
 
     @staticmethod
-    def start(scenario: Scenario, pins: Pins, max_hours: float) -> _Search:
+    def start(
+        scenario: Scenario, pins: Pins, max_hours: float, gap: float = GAP, best: _Incumbent | None = None
+    ) -> _Search:
         """Sizes and rates, and one sheet for every class: all batches, all prefill micro-batches as one range."""
         grid = candidate_batches(scenario.workload.num_requests, pins)
         if grid.size.size == 0:
@@ -261,6 +293,8 @@ class _Search:
             rates=derive_rates(scenario.profile, scenario.formats),
             grid=grid,
             max_seconds=max_hours * 3600.0,
+            gap=gap,
+            best=best or _Incumbent(),
         )
         given = pins.prefill_micro_batch_size
         low = np.ones_like(grid.size) if given is None else np.minimum(grid.size, given)
@@ -277,12 +311,12 @@ class _Search:
         """Take nodes in the order of their bounds; return the lowest bound left open [s of all batches]."""
         while self.fronts:
             front = min(self.fronts, key=lambda each: each.seconds)
-            if front.seconds >= self.best.seconds * (1.0 - GAP):
+            if front.seconds >= self.best.seconds * (1.0 - self.gap):
                 return front.seconds
             sheet, index = front.sheet, front.index
             combination = sheet.best_combination(index)
             single = sheet.is_single(index)
-            if front.seconds > front.ground.get(combination, 0.0) * (1.0 + GAP / 4):
+            if front.seconds > front.ground.get(combination, 0.0) * (1.0 + self.gap / 4):
                 # New ground for these multipliers: the duals here tighten the bounds of the whole family.
                 front.ground[combination] = front.seconds
                 self._tighten(front, index, combination)
@@ -316,8 +350,8 @@ class _Search:
         seconds = np.where(bounds <= self.max_seconds, bounds * front.batches, np.inf)
         front.seconds = float(seconds.min())
         # Of nodes about as low take the largest micro-batch: whole requests are the smallest share of it.
-        limit = self.best.seconds * (1.0 - GAP)
-        about = np.flatnonzero((seconds <= front.seconds * (1.0 + GAP / 4)) & (seconds < limit))
+        limit = self.best.seconds * (1.0 - self.gap)
+        about = np.flatnonzero((seconds <= front.seconds * (1.0 + self.gap / 4)) & (seconds < limit))
         front.index = int(about[np.argmax(np.asarray(front.sheet.point.micro_batch)[about])]) if about.size else 0
         if not np.isfinite(front.seconds):
             self.fronts.remove(front)
@@ -369,7 +403,7 @@ class _Search:
 
     def _count_open(self, fronts: list[_Front]) -> int:
         """Nodes whose bound does not rule them out."""
-        limit = self.best.seconds * (1.0 - GAP)
+        limit = self.best.seconds * (1.0 - self.gap)
         return sum(int(np.count_nonzero(each.sheet.lowest * each.batches < limit)) for each in fronts)
 
     def _reasons(self, point: Point, prefill: PrefillChoice, combination: Combination) -> dict[str, float]:
@@ -401,7 +435,7 @@ class _Search:
     def _solve(self, front: _Front, *, single: bool) -> None:
         """Solve the program of the lowest node: its bound becomes its optimum, and it may give the incumbent.
 
-        Where the node is a range, its smallest prefill micro-batch gives a plan, and the bound is for all of them.
+        Where the node is a range, its smallest prefill micro-batch may give a plan, and the bound is for all of them.
         """
         sheet, index = front.sheet, front.index
         point, prefill = self._node(sheet, index)
@@ -409,7 +443,8 @@ class _Search:
         reference = max(float(sheet.lowest[index]), 1e-9)
         solution = program.minimise(objective_with_tie_breaks(self.scenario, self.sizes, point, reference))
         infeasible = solution.status == "infeasible"
-        if not infeasible:
+        batches = float(front.batches[index])
+        if not infeasible and solution.objective * batches * (1.0 - TIE_BREAK) < self.best.seconds:
             prefill = prefill_choice(self.scenario, point.size, float(sheet.low[index]))
             policy = policy_of(self.scenario, self.sizes, point, prefill, solution)
             solved = SolvedPoint(point=point, prefill=prefill, values=solution.values)
@@ -420,14 +455,14 @@ class _Search:
         front.solved += 1
         if front.solved > front.patience:
             front.ground.clear()
-        front.stuck |= bool(sheet.lowest[index] * front.batches[index] < self.best.seconds * (1.0 - GAP))
+        front.stuck |= bool(sheet.lowest[index] * batches < self.best.seconds * (1.0 - self.gap))
         self._refresh(front)
 
     def _split(self, front: _Front) -> None:
         """Cut the ranges of the lowest node, and of all nodes of its sheet that may still win, into smaller ones."""
         sheet = front.sheet
         seconds = sheet.lowest * front.batches
-        limit = self.best.seconds * (1.0 - GAP) if np.isfinite(self.best.seconds) else front.seconds * FIRST_SPREAD
+        limit = self.best.seconds * (1.0 - self.gap) if np.isfinite(self.best.seconds) else front.seconds * FIRST_SPREAD
         chosen = np.flatnonzero((seconds <= limit) & (sheet.high > sheet.low))
         if chosen.size > SPLIT_AT_ONCE:
             chosen = chosen[np.argpartition(seconds[chosen], SPLIT_AT_ONCE)[:SPLIT_AT_ONCE]]
@@ -442,9 +477,14 @@ class _Search:
         self._refresh(front)
 
     def offer(self, policy: Policy, prediction: Prediction, solved: SolvedPoint | None) -> None:
-        """Make a plan the incumbent if it is better."""
+        """Make a plan the incumbent if it is better.
+
+        A plan taken from a range of prefill micro-batches may need more than the range did (its hidden states wait in
+        CPU memory where the largest one needs a single pass, and it takes longer), so its limits are looked at again.
+        """
         seconds = prediction.num_batches * prediction.batch_s
-        if seconds < self.best.seconds and prediction.batch_s <= self.max_seconds * (1.0 + 1e-9):
+        fits = all(use.fits for use in prediction.memory.values())
+        if fits and seconds < self.best.seconds and prediction.batch_s <= self.max_seconds * (1.0 + 1e-9):
             self.best.seconds, self.best.policy, self.best.prediction = seconds, policy, prediction
             self.best.solved = solved
 

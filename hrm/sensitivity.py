@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hrm.affine import Affine
 from hrm.full_program import build_program
+from hrm.memory import GPU_RESERVE_SHARE
 from hrm.pins import Pins
 from hrm.rates import Rates
 from hrm.rows import Row, objective_of, rows_of
@@ -24,7 +25,13 @@ GB_PER_S = 1e9
 
 
 def marginal_values(
-    scenario: Scenario, sizes: Sizes, rates: Rates, pins: Pins, solved: SolvedPoint, throughput: float, max_seconds: float
+    scenario: Scenario,
+    sizes: Sizes,
+    rates: Rates,
+    pins: Pins,
+    solved: SolvedPoint,
+    throughput: float,
+    max_seconds: float,
 ) -> dict[str, float]:
     """Token/s that one more GiB of a memory, or one more GB/s of a rate, would add at this batch.
 
@@ -39,9 +46,7 @@ def marginal_values(
         gpu_memory_gib, cpu_memory_gib [token/s per GiB]; link_gb_per_s, cpu_bandwidth_gb_per_s, disk_read_gb_per_s
         [token/s per GB/s].
     """
-    program = build_program(
-        scenario, sizes, rates, solved.point, pins, solved.prefill, max_seconds=max_seconds
-    )
+    program = build_program(scenario, sizes, rates, solved.point, pins, solved.prefill, max_seconds=max_seconds)
     program.fix({name: solved.values[name] for name in program.integers})
     solution = program.minimise(objective_of(sizes))
     if solution.status == "infeasible" or solution.objective <= 0:
@@ -52,13 +57,21 @@ def marginal_values(
         "gpu_memory_gib": ("gpu_memory_decode", "gpu_memory_prefill"),
         "cpu_memory_gib": ("cpu_memory",),
     }
+    plannable = {"gpu_memory_gib": GIB * (1.0 - GPU_RESERVE_SHARE), "cpu_memory_gib": GIB}
     found = {
-        key: max(0.0, -sum(duals.get(name, 0.0) for name in names)) * GIB * per_second for key, names in limits.items()
+        key: max(0.0, -sum(duals.get(name, 0.0) for name in names)) * plannable[key] * per_second
+        for key, names in limits.items()
     }
 
     def rows_at(changed: Rates) -> list[Row]:
         return rows_of(
-            scenario, sizes, changed, solved.point, solved.prefill, max_seconds=max_seconds, pin_allowed=True,
+            scenario,
+            sizes,
+            changed,
+            solved.point,
+            solved.prefill,
+            max_seconds=max_seconds,
+            pin_allowed=True,
             pin_required=pins.pin_weights is True,
         )
 

@@ -30,7 +30,6 @@ CPU_PREFILL = 64.0
 """Requests of a prefill micro-batch on the CPU: enough for its products to be bound by FLOPs."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trivial:
     """One trivial plan.
@@ -73,9 +72,7 @@ def trivial_plans(
     return tuple(plans)
 
 
-def _all_on_gpu(
-    scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, pins: Pins, max_seconds: float
-) -> Trivial:
+def _all_on_gpu(scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, pins: Pins, max_seconds: float) -> Trivial:
     """All weights and the whole KV cache in GPU memory, in one micro-batch, at the best batch.
 
     More micro-batches would read the weights more often for nothing; the search has them all the same.

@@ -42,8 +42,7 @@ def demands_of(model: ModelSpec, workload: Workload, formats: Formats, policy: P
     period = workload.padded_prompt_lengths
     size = min(policy.batch_size, workload.num_requests)
     starts = {
-        start % len(period): min(size, workload.num_requests - start)
-        for start in _starts(workload, size, len(period))
+        start % len(period): min(size, workload.num_requests - start) for start in _starts(workload, size, len(period))
     }
     found = [0, 0, 0, 0, 0]
     for start, count in starts.items():

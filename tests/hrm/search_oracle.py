@@ -63,9 +63,7 @@ class Integers:
 
     def take(self, index: Any) -> Integers:
         arrays = {name: getattr(self, name)[index] for name in ARRAYS}
-        return Integers(
-            attention_on_gpu=self.attention_on_gpu, ffn_on_gpu=self.ffn_on_gpu, slots=self.slots, **arrays
-        )
+        return Integers(attention_on_gpu=self.attention_on_gpu, ffn_on_gpu=self.ffn_on_gpu, slots=self.slots, **arrays)
 
 
 ARRAYS = [field.name for field in fields(Integers) if field.name not in ("attention_on_gpu", "ffn_on_gpu", "slots")]

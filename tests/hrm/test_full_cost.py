@@ -398,9 +398,7 @@ def test_lanes_of_many_batches_at_once_equal_lanes_of_each(scenario: Scenario, a
     size, parts = np.array([1.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0])
     at_once = decode_lanes(scenario, sizes, rates, replace(batch_of(attention, ffn), size=size, micro_batches=parts))
     for index in range(3):
-        alone = decode_lanes(
-            scenario, sizes, rates, batch_of(attention, ffn, float(size[index]), float(parts[index]))
-        )
+        alone = decode_lanes(scenario, sizes, rates, batch_of(attention, ffn, float(size[index]), float(parts[index])))
         for name, lane in alone.always.items():
             together = np.broadcast_to(at_once.always[name].at(RESIDENT), (3,))
             assert together[index] == pytest.approx(float(lane.at(RESIDENT)), rel=1e-12, abs=1e-12)

@@ -186,9 +186,7 @@ def test_search_is_as_good_as_brute_force_over_every_mu_and_count(
         profile,
         gpu=replace(profile.gpu, memory_bytes=gpu_gib * GIB, usable_memory_bytes=gpu_gib * GIB),
         cpu=replace(profile.cpu, memory_bytes=cpu_gib * GIB),
-        link=replace(
-            profile.link, host_to_device=replace(copies, pinned_bytes_per_s=link * copies.pinned_bytes_per_s)
-        ),
+        link=replace(profile.link, host_to_device=replace(copies, pinned_bytes_per_s=link * copies.pinned_bytes_per_s)),
     )
     scenario = replace(base, profile=small)
     attention, ffn = sides

@@ -77,9 +77,7 @@ def test_capacity_holds_any_consecutive_requests(
 @given(lengths, st.integers(1, 20))
 def test_capacity_without_windows_is_exact(prompts: tuple[int, ...], size: int) -> None:
     scenario = tiny_scenario(prompts=prompts, requests=50)
-    worst = max(
-        sum(itertools.islice(itertools.cycle(prompts), start, start + size)) for start in range(len(prompts))
-    )
+    worst = max(sum(itertools.islice(itertools.cycle(prompts), start, start + size)) for start in range(len(prompts)))
     assert kv_capacity_bytes(scenario, measure_sizes(scenario), float(size)) == (worst + 4 * size) * 32
 
 

@@ -245,7 +245,7 @@ def test_pins_that_name_a_place_that_is_not_there_are_an_input_error(pins: Pins,
 
 
 def test_ring_of_a_dense_model_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="--weight-slots: a ring of two experts is a whole layer of llama-3.1-8b"):
+    with pytest.raises(InputError, match=r"--weight-slots: a ring of two experts is a whole layer of llama-3.1-8b"):
         find_policy(full_size("t4", "llama-3.1-8b"), Pins(weight_slots="experts"))
 
 

@@ -138,9 +138,7 @@ def tiny_scenario(
     workload = Workload(
         name="tiny", prompt_lengths=prompts, generation_length=generated, num_requests=requests, padded=padded
     )
-    return Scenario(
-        profile=profile or tiny_profile(), model=model or tiny_model(), workload=workload, formats=formats
-    )
+    return Scenario(profile=profile or tiny_profile(), model=model or tiny_model(), workload=workload, formats=formats)
 
 
 def with_model(scenario: Scenario, model: ModelSpec) -> Scenario:
