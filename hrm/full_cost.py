@@ -83,6 +83,9 @@ class Lanes:
         before; copies of weights to the second, less what the ring holds.
     bytes_moved : dict of str to Affine
         Bytes per lane, for the report [byte].
+    ring_fills : float or ndarray
+        With a ring of experts, attention phases of one layer in a pass, each of which the ring fills in: 1 in decode,
+        n_p in prefill.
     """
 
     always: dict[str, Affine]
@@ -92,6 +95,7 @@ class Lanes:
     attention_phase: dict[str, Affine]
     expert_phase: dict[str, Affine]
     bytes_moved: dict[str, Affine]
+    ring_fills: Number = 1.0
 
     def serial_sums(self, *, slots: WeightSlots, layers: int, rates: Rates) -> dict[str, Affine]:
         """Sums of lanes that cannot overlap for want of buffers; a pass takes at least each of them [s].
@@ -119,16 +123,33 @@ class Lanes:
             return {}
         late = dict(self.expert_phase)
         if "host_to_device" in late:
-            late["host_to_device"] = late["host_to_device"] - Affine.of(RING, layers / rates.h2d_bytes_per_s)
+            fills = layers * self.ring_fills
+            late["host_to_device"] = late["host_to_device"] - Affine.of(RING, fills / rates.h2d_bytes_per_s)
             reads = self._weight_reads(layers, rates)
             if reads is not None:
-                late["disk"] = reads - Affine.of(RING, layers / rates.disk_read_bytes_per_s)
+                late["disk"] = reads - Affine.of(RING, fills / rates.disk_read_bytes_per_s)
         return {
             f"ring_{first}_then_{second}": attention + experts
             for first, attention in self.attention_phase.items()
             for second, experts in late.items()
             if first != second  # that lane's own row says more
         }
+
+    def staged_sums(self, *, slots: WeightSlots, layers: int, rates: Rates) -> dict[str, Affine]:
+        """The same sums where weights are staged: the pinned ring runs no further ahead than it is long [s].
+
+        While the slot is in use, or the ring of experts full, only `STAGING_BUFFER_BYTES` per layer can be staged.
+        """
+        if slots == 2 or "staging" not in self.when_staged:
+            return {}
+        waits = self.when_staged["staging"] - STAGING_BUFFER_BYTES * layers / rates.staging_bytes_per_s
+        if slots == 1:
+            after = {"gpu": self.always["gpu"], "cpu": self.always["cpu"]}
+            if self.chain is not None:
+                after["chain"] = self.chain
+            return {f"one_slot_staging_{name}": waits + seconds for name, seconds in after.items()}
+        held = Affine.of(RING, layers * self.ring_fills / rates.staging_bytes_per_s)
+        return {f"ring_{name}_then_staging": seconds + waits - held for name, seconds in self.attention_phase.items()}
 
     def _weight_reads(self, layers: int, rates: Rates) -> Affine | None:
         """Seconds of disk reads of experts that wait for a slot: all but what the pinned ring takes per layer."""
@@ -406,4 +427,5 @@ def prefill_lanes(
             "cpu_memory": dram,
             "staging": staged,
         },
+        ring_fills=passes,
     )

@@ -385,7 +385,8 @@ def _infeasible(scenario: Scenario, terms: PaperTerms, pins: Pins) -> Infeasible
     over = host - terms.cpu_limit_bytes
     return InfeasibleError(
         f"no policy fits the paper's limits: the CPU memory limit (0.8 of the host) is exceeded by "
-        f"{over / GIB:.2f} GiB at {where}, with the largest share of the weights the GPU holds (r_w = {r_w:.4f}): needs {host / GIB:.2f} of "
+        f"{over / GIB:.2f} GiB at {where}, with the largest share of the weights the GPU holds (r_w = {r_w:.4f}): "
+        f"needs {host / GIB:.2f} of "
         f"{terms.cpu_limit_bytes / GIB:.2f} GiB",
         limit="cpu_memory",
         missing_bytes=over,

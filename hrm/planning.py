@@ -101,6 +101,8 @@ def make_plan(
             raise
         raise _with_alternatives(error, scenario, max_hours) from None
     policy, prediction = result.policy, result.prediction
+    ring = policy.weight_slots == "experts" and policy.ffn_on_gpu  # each expert then serves the whole batch at once
+    experts_at_once = policy.batch_size if ring else policy.micro_batch_size
     sizes, rates = measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats)
     marginal: dict[str, float] = {}
     if result.solved is not None:
@@ -118,7 +120,7 @@ def make_plan(
         trivial=result.trivial,
         alternatives=_alternatives(scenario, result, pins, max_hours, explain=explain),
         marginal_values=marginal,
-        turning_points=_turning_points(scenario, policy.micro_batch_size, cost_model),
+        turning_points=_turning_points(scenario, experts_at_once, cost_model),
         warnings=_warnings(scenario, result),
         notes=(*notes, *_rounded_pins(inputs.pins, policy), *scenario.model.assumptions),
     )
@@ -192,12 +194,12 @@ def _check_paper_pins(pins: Pins) -> None:
         )
 
 
-def _turning_points(scenario: Scenario, micro_batch: int, cost_model: CostModel) -> TurningPoints | None:
-    """P1, P2 and the balance point of the experts at this micro-batch, and the break-even batch."""
+def _turning_points(scenario: Scenario, tokens: int, cost_model: CostModel) -> TurningPoints | None:
+    """P1, P2 and the balance point of experts that compute this many tokens at once, and the break-even batch."""
     model, formats = scenario.model, scenario.formats
     try:
-        stack = stack_of(scenario.profile, formats.compute, operator="ffn")
-        on_gpu = ffn_intensity(model, formats, float(micro_batch), cost_model)
+        stack = stack_of(scenario.profile, formats.compute, operator="ffn", cost_model=cost_model)
+        on_gpu = ffn_intensity(model, formats, float(tokens), cost_model)
         return TurningPoints(
             p1_flop_per_byte=turning_point_1(stack, 0, 1),
             p2_flop_per_byte=turning_point_2(stack, 0, 1, on_gpu),

@@ -140,8 +140,15 @@ def candidate_batches(requests: int, pins: Pins) -> Grid:
     return Grid(size=table[:, 0], micro_batch=table[:, 1], micro_batches=table[:, 2], batches=table[:, 3])
 
 
-def point_classes(scenario: Scenario, grid: Grid, pins: Pins) -> list[Point]:
+def point_classes(
+    scenario: Scenario, grid: Grid, pins: Pins, slots: tuple[WeightSlots, ...] = (1, 2, "experts")
+) -> list[Point]:
     """Classes of points (A_g, F_g, slots) that the pins leave, each with all batches of the grid.
+
+    Parameters
+    ----------
+    slots : tuple of {1, 2, "experts"}
+        Weight slots to consider where none are pinned.
 
     Raises
     ------
@@ -153,8 +160,8 @@ def point_classes(scenario: Scenario, grid: Grid, pins: Pins) -> list[Point]:
     def choices(pinned: bool | None) -> tuple[bool, ...]:
         return (True, False) if pinned is None else (pinned,)
 
-    all_slots: tuple[WeightSlots, ...] = (1, 2, "experts")
-    slots = all_slots if pins.weight_slots is None else (pins.weight_slots,)
+    if pins.weight_slots is not None:
+        slots = (pins.weight_slots,)
     if scenario.model.streamed_experts < RING_EXPERTS_LEAST:
         slots = tuple(each for each in slots if each != "experts")
     return [

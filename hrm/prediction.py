@@ -177,9 +177,29 @@ def pass_seconds(
     if rows.chain is not None:
         candidates["chain"] = float(rows.chain.at(values))
     sums = rows.serial_sums(slots=policy.weight_slots, layers=sizes.streamed_layers, rates=rates)
+    if not policy.pin_weights:
+        sums |= rows.staged_sums(slots=policy.weight_slots, layers=sizes.streamed_layers, rates=rates)
     candidates.update({name: float(seconds.at(values)) for name, seconds in sums.items()})
     bottleneck = max(candidates, key=lambda lane: candidates[lane])
-    return candidates[bottleneck], bottleneck, lanes
+    return candidates[bottleneck], bottleneck, _busy_seconds(lanes, bottleneck, rates)
+
+
+def _busy_seconds(lanes: dict[str, float], bottleneck: str, rates: Rates) -> dict[str, float]:
+    """Seconds each lane is busy [s]: a copy direction is slowed down only while it copies itself.
+
+    The rows of the program let a direction lose for all of the other's time, which is linear and says too much for the
+    shorter of the two, one that does not bind.
+    """
+    loss = {"host_to_device": rates.h2d_loss, "device_to_host": rates.d2h_loss}
+    determinant = 1.0 - rates.h2d_loss * rates.d2h_loss
+    if determinant <= 0.0:
+        return lanes
+    busy = dict(lanes)
+    for lane, other in (("host_to_device", "device_to_host"), ("device_to_host", "host_to_device")):
+        if lane != bottleneck and loss[lane] < 1.0:
+            alone = (lanes[lane] - loss[lane] * lanes[other]) / determinant
+            busy[lane] = min(lanes[lane], max(0.0, alone) / (1.0 - loss[lane]))
+    return busy
 
 
 def _use(terms: Terms, values: Mapping[str, float], limit: float, phase: str) -> MemoryUse:
@@ -294,6 +314,8 @@ def _phase(rows: Lanes, values: Mapping[str, float], policy: Policy, sizes: Size
     moved: dict[str, Any] = {lane: float(amount.at(values)) for lane, amount in rows.bytes_moved.items()}
     if policy.pin_weights:
         moved["staging"] = 0.0
+    else:
+        moved["cpu_memory"] += 2.0 * moved["staging"]  # read and written once more, as in its seconds
     return Phase(seconds=seconds, lanes=lanes, bytes_moved=moved, bottleneck=bottleneck)
 
 

@@ -290,12 +290,13 @@ def _worth(plan: Plan) -> Iterator[tuple[str, str]]:
             f"point {_significant(points.balance_flop_per_byte)} FLOP/byte of the {blocks}, theoretical intensity",
         )
         tokens = points.break_even_tokens
-        yield (
-            "break-even",
-            f"{blocks} run faster on the CPU below {_count(tokens, 'token')} a step, copied to the GPU from there on"
-            if tokens is not None
-            else f"{blocks} always run faster on the CPU than copied to the GPU",
-        )
+        if tokens is None:
+            yield "break-even", f"{blocks} always run faster on the CPU than copied to the GPU"
+        elif tokens <= 1:
+            yield "break-even", f"{blocks} run faster copied to the GPU than on the CPU, at any batch"
+        else:
+            below = f"below {_count(tokens, 'token')} a step, copied to the GPU from there on"
+            yield "break-even", f"{blocks} run faster on the CPU {below}"
     values = plan.marginal_values
     if values:
         gains = {name: values[key] for key, name in MORE.items() if key in values}

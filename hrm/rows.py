@@ -192,6 +192,9 @@ def _time_rows(
     if not pin_required:
         for lane, use in lanes.when_staged.items():
             found[f"{prefix}_{lane}_unpinned"] = use - Affine.of(PIN, _largest(use, tops))
+        staged = lanes.staged_sums(slots=point.slots, layers=sizes.streamed_layers, rates=rates)
+        for name, use in staged.items():
+            found[f"{prefix}_{name}_unpinned"] = use - Affine.of(PIN, np.maximum(0.0, _largest(use, tops)))
     if lanes.chain is not None:
         found[f"{prefix}_chain"] = lanes.chain
     for name, use in lanes.serial_sums(slots=point.slots, layers=sizes.streamed_layers, rates=rates).items():

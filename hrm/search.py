@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import product
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ from hrm.points import (
     prefill_choice,
     prefill_range,
 )
-from hrm.policy import Policy
+from hrm.policy import Policy, WeightSlots
 from hrm.prediction import Prediction, predict
 from hrm.program import Program
 from hrm.rates import Rates, derive_rates
@@ -148,6 +149,7 @@ def find_policy(
     *,
     max_hours: float = 24.0,
     gap: float = GAP,
+    rings: Literal["where needed", "always"] = "where needed",
     on_progress: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the policy with the highest end-to-end throughput over the workload.
@@ -161,6 +163,10 @@ def find_policy(
         Bound on prefill + decode of one batch [h].
     gap : float
         Relative gap at which the search stops.
+    rings : {"where needed", "always"}
+        Whether a ring of experts is looked at only where no plan has one or two slots of a layer, or in any case. Its
+        lanes overlap less than the model says (attention and experts of a layer take turns, and disk and link with
+        them), so a ring that wins by little on paper is not worth it.
     on_progress : callable, optional
         Called with a line of text now and then.
 
@@ -181,8 +187,12 @@ def find_policy(
     trivial: tuple[Trivial, ...] | None = None
     lowest_open = np.inf
     points = programs = 0
-    for settled in _pinning_choices(scenario, pins):
-        search = _Search.start(scenario, settled, max_hours, gap, best)
+    layered: tuple[WeightSlots, ...] = (1, 2)
+    passes: list[tuple[WeightSlots, ...]] = [(*layered, "experts")] if rings == "always" else [layered, ("experts",)]
+    for slots, settled in product(passes, _pinning_choices(scenario, pins)):
+        if slots == ("experts",) and (best.solved is not None or pins.weight_slots is not None):
+            continue
+        search = _Search.start(scenario, settled, max_hours, gap, best, slots)
         if trivial is None:
             trivial = trivial_plans(scenario, search.sizes, search.rates, search.grid, pins, search.max_seconds)
             for plan in trivial:
@@ -276,7 +286,12 @@ class _Search:
 
     @staticmethod
     def start(
-        scenario: Scenario, pins: Pins, max_hours: float, gap: float = GAP, best: _Incumbent | None = None
+        scenario: Scenario,
+        pins: Pins,
+        max_hours: float,
+        gap: float = GAP,
+        best: _Incumbent | None = None,
+        slots: tuple[WeightSlots, ...] = (1, 2, "experts"),
     ) -> _Search:
         """Sizes and rates, and one sheet for every class: all batches, all prefill micro-batches as one range."""
         grid = candidate_batches(scenario.workload.num_requests, pins)
@@ -299,7 +314,7 @@ class _Search:
         given = pins.prefill_micro_batch_size
         low = np.ones_like(grid.size) if given is None else np.minimum(grid.size, given)
         high = grid.size if given is None else low
-        for point in point_classes(scenario, grid, pins):
+        for point in point_classes(scenario, grid, pins, slots):
             family = _Family()
             front = search._add_sheet(family, point, low, high)
             for multipliers in guess_multipliers(front.sheet, search.sizes):

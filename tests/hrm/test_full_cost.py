@@ -279,6 +279,15 @@ def test_prefill_with_a_ring_copies_weights_for_every_micro_batch() -> None:
     assert lanes.bytes_moved["device_to_host"].at(RESIDENT) == pytest.approx(24 * 32)  # nothing waits
 
 
+def test_the_ring_fills_again_in_every_micro_batch_of_prefill() -> None:
+    lanes = prefill(parts=4.0, ring=True)
+    rates = derive_rates(tiny_scenario().profile, FP16)
+    at = RESIDENT | {fc.RING_SLOTS: 1.0, fc.RING: 384.0}
+    found = lanes.serial_sums(slots="experts", layers=2, rates=rates)["ring_gpu_then_host_to_device"].at(at)
+    # 4 passes over 2 layers; each time 384 byte were copied while attention ran.
+    assert found == pytest.approx(lanes.attention_phase["gpu"].at(at) + 4 * (1536 - 2 * 384) / 100)
+
+
 def test_prefill_streams_experts_wherever_decode_computes_them() -> None:
     scenario = tiny_scenario()
     rates = derive_rates(scenario.profile, FP16)

@@ -83,6 +83,19 @@ def test_a_pass_takes_as_long_as_its_busiest_lane() -> None:
     assert pass_seconds(lanes, values, one_slot, sizes, rates)[:2] == (pytest.approx(15.36 + 36.8), "one_slot_gpu")
 
 
+def test_a_copy_direction_is_slowed_down_only_while_it_copies_itself() -> None:
+    profile = tiny_profile(h2d_with_opposite=75.0, d2h_with_opposite=25.0)
+    lanes = predict_on(tiny_scenario(profile=profile), policy_of()).decode.lanes
+    assert lanes["device_to_host"] == pytest.approx(2 * 128 / 50)  # at half its rate, not for all 25.6 s of the other
+    assert lanes["host_to_device"] == pytest.approx(25.6 + 0.25 * 2.56)
+
+
+def test_bytes_of_cpu_memory_are_those_of_its_seconds() -> None:
+    for pinned in (True, False):
+        step = predict_on(tiny_scenario(), policy_of(pin_weights=pinned)).decode
+        assert step.bytes_moved["cpu_memory"] / 250 == pytest.approx(step.lanes["cpu_memory"])
+
+
 def test_chain_binds_where_micro_batches_are_too_few_to_hide_it() -> None:
     found = predict_on(
         tiny_scenario(),

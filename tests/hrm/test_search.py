@@ -68,7 +68,7 @@ def brute_force(oracle: Oracle, pins: Pins) -> tuple[float, int]:
 
 def search_or_none(scenario: Scenario, pins: Pins, max_hours: float) -> SearchResult | None:
     try:
-        return find_policy(scenario, pins, max_hours=max_hours)
+        return find_policy(scenario, pins, max_hours=max_hours, rings="always")
     except InfeasibleError:
         return None
 
@@ -159,7 +159,7 @@ def random_points(scenario: Scenario, plan: Policy, count: int, pick: np.random.
 def test_no_random_feasible_policy_beats_the_plan(hardware: str, model: str) -> None:
     scenario = full_size(hardware, model)
     oracle = Oracle(scenario)
-    result = find_policy(scenario)
+    result = find_policy(scenario, rings="always")
     limit = seconds_of(result) * (1.0 - result.solver.gap) - rounding_loss(oracle, result)
     pick = np.random.default_rng(7)
     feasible = 0
@@ -283,3 +283,23 @@ def test_report_of_the_solver_is_honest() -> None:
     assert 0.0 <= solver.gap <= 1.3e-4
     assert solver.points_bounded > 200_000
     assert 0 < solver.programs_solved < 100
+
+
+def test_a_ring_of_experts_is_taken_only_where_no_layer_fits() -> None:
+    layered = find_policy(full_size("t4", "dbrx"))
+    ringed = find_policy(full_size("t4", "dbrx"), rings="always")
+    assert layered.policy.weight_slots in (1, 2)
+    assert ringed.policy.weight_slots == "experts"
+    assert 1.0 < ringed.prediction.throughput_tokens_per_s / layered.prediction.throughput_tokens_per_s < 1.05
+    assert find_policy(full_size("t4", "kimi-k2")).policy.weight_slots == "experts"
+
+
+def test_a_staged_plan_with_one_slot_waits_for_the_staging_copies() -> None:
+    pins = Pins(
+        micro_batch_size=164, num_micro_batches=14, weight_slots=1, pin_weights=False, attention_on_gpu=False
+    )
+    result = find_policy(full_size("t4", "mixtral-8x7b"), pins)
+    staging, gpu = (result.prediction.decode.lanes[lane] for lane in ("staging", "gpu"))
+    ahead = 32 * 512 * 2**20 / 8e9  # what the pinned ring takes of each layer beforehand, at 8 GB/s
+    assert gpu > ahead
+    assert result.prediction.decode.seconds == pytest.approx(staging + gpu - ahead, rel=1e-3)
