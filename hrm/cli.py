@@ -365,6 +365,66 @@ class _progress:  # noqa: N801 (used as a function)
             self._status.stop()
 
 
+@app.command("simulate")
+def simulate_plan(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    schedule: Annotated[
+        str | None, typer.Option(help="cgopipe, s2, s3, s4, streaming or serial; default: the plan's own.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Replay every task of every step.")] = False,
+    contention: Annotated[
+        bool, typer.Option("--contention/--no-contention", help="Let lanes share memory, link and cores.")
+    ] = True,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Perfetto trace of a decode step and its neighbours.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Replay a plan event by event and set it beside its prediction."""
+    from hrm.plans import read_plan_document
+    from hrm.rates import derive_rates
+    from hrm.scenario import measure_sizes
+    from hrm.trivial import predict_policy
+    from simulator.replay import replay_plan, step_trace
+    from simulator.summary import replay_document, replay_tables, save_trace
+
+    scenario, policy, _ = read_plan_document(plan_file)
+    name = schedule or policy.schedule
+    rates = derive_rates(scenario.profile, scenario.formats)
+    prediction = predict_policy(scenario, measure_sizes(scenario), rates, policy)
+    with _progress(json_) as say:
+        if say is not None:
+            say(f"replaying {name}")
+        replay = replay_plan(scenario, policy, name, contention=contention, full=full)
+    document = replay_document(replay, prediction, name, contention=contention)
+    if trace is not None:
+        middle = max(0, (scenario.workload.generation_length - 1) // 2)
+        save_trace(*step_trace(scenario, policy, name, step=middle, contention=contention), trace)
+    if json_:
+        _print_json(document)
+        return
+
+    def show(console: Console) -> None:
+        shared = "with contention" if contention else "without contention"
+        console.print(
+            f"{scenario.model.name} on {scenario.profile.name}, schedule {name}, {shared}: {document['tasks']:,} tasks "
+            f"replayed in {document['simulate_seconds']:.2f} s"
+        )
+        for table in replay_tables(document):
+            console.print(table)
+        bubble = document["bubble_s"]
+        console.print(
+            f"bound by the busiest lane: {document['bound_layer_latency_s']:.4g} s per layer; left idle: "
+            f"{max(0.0, bubble):.4g} s ({max(0.0, bubble) / document['layer_latency_s']:.1%})"
+            if document["layer_latency_s"]
+            else "one generated token: no decode step"
+        )
+
+    _print(show)
+    if trace is not None:
+        _say(f"saved to {trace}; open it in Perfetto")
+
+
 @app.command("roofline")
 def draw_roofline(
     hw: Hardware,

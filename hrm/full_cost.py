@@ -142,13 +142,14 @@ class Lanes:
         """
         if slots == 2 or "staging" not in self.when_staged:
             return {}
-        waits = self.when_staged["staging"] - STAGING_BUFFER_BYTES * layers / rates.staging_bytes_per_s
+        fills = layers * self.ring_fills
+        waits = self.when_staged["staging"] - STAGING_BUFFER_BYTES * fills / rates.staging_bytes_per_s
         if slots == 1:
             after = {"gpu": self.always["gpu"], "cpu": self.always["cpu"]}
             if self.chain is not None:
                 after["chain"] = self.chain
             return {f"one_slot_staging_{name}": waits + seconds for name, seconds in after.items()}
-        held = Affine.of(RING, layers * self.ring_fills / rates.staging_bytes_per_s)
+        held = Affine.of(RING, fills / rates.staging_bytes_per_s)
         return {f"ring_{name}_then_staging": seconds + waits - held for name, seconds in self.attention_phase.items()}
 
     def _weight_reads(self, layers: int, rates: Rates) -> Affine | None:

@@ -249,20 +249,24 @@ def _alternatives(
         for name, (options, flipped, pinned) in flips.items():
             if pinned is None:
                 found.append(_try(name, options, scenario, flipped, max_hours))
-        for key, amount in (("gpu.usable_memory", GIB), ("cpu.memory", GIB)):
+        now = result.prediction.throughput_tokens_per_s  # what is there now still fits the larger machine
+        link = "link.host_to_device.pinned"
+        for name, key, amount in (
+            ("1 GiB more GPU memory", "gpu.usable_memory", GIB),
+            ("1 GiB more CPU memory", "cpu.memory", GIB),
+            ("1 GB/s more link", link, GB),
+        ):
             grown = _grown(scenario, key, amount)
             if grown is not None:
-                found.append(
-                    _try(f"1 GiB more {key.split('.')[0].upper()} memory", f"--set {key}=...", grown, pins, max_hours)
-                )
-        link = scenario.profile.link.host_to_device.pinned_bytes_per_s
-        faster = _grown(scenario, "link.host_to_device.pinned", GB, now=link)
-        if faster is not None:
-            found.append(_try("1 GB/s more link", "--set link.host_to_device.pinned=...", faster, pins, max_hours))
+                larger, options = grown
+                found.append(_try(name, options, larger, pins, max_hours, least=now))
     return tuple(found)
 
 
-def _try(name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float) -> Alternative:
+def _try(
+    name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float, *, least: float = 0.0
+) -> Alternative:
+    """What the search finds, to `ALTERNATIVE_GAP`; `least` is a rate [token/s] that is known to be reached."""
     try:
         result = find_policy(scenario, pins, max_hours=max_hours, gap=ALTERNATIVE_GAP)
     except InfeasibleError as error:
@@ -275,7 +279,8 @@ def _try(name: str, options: str, scenario: Scenario, pins: Pins, max_hours: flo
         return Alternative(name=name, throughput_tokens_per_s=None, note=short)
     except HrmError as error:
         return Alternative(name=name, throughput_tokens_per_s=None, note=str(error))
-    return Alternative(name=name, throughput_tokens_per_s=result.prediction.throughput_tokens_per_s, note=options)
+    rate = max(least, result.prediction.throughput_tokens_per_s)
+    return Alternative(name=name, throughput_tokens_per_s=rate, note=options)
 
 
 def _is_small(scenario: Scenario) -> bool:
@@ -296,21 +301,26 @@ def _with_large_host(scenario: Scenario) -> Scenario | None:
     return replace(scenario, profile=with_overrides(scenario.profile, {"cpu.memory": LARGE_HOST}))
 
 
-def _grown(scenario: Scenario, key: str, amount: float, now: float | None = None) -> Scenario | None:
+def _grown(scenario: Scenario, key: str, amount: float) -> tuple[Scenario, str] | None:
+    """The scenario with one number of its profile larger by that amount, and the options that say so."""
     profile = scenario.profile
-    have = {"gpu.usable_memory": profile.gpu.usable_memory_bytes, "cpu.memory": profile.cpu.memory_bytes}
-    value = (have[key] if now is None else now) + amount
-    changes: dict[str, object] = {}
-    if now is None:
-        changes[key] = f"{value / GIB:.9f} GiB"
-        if key == "gpu.usable_memory" and value > profile.gpu.memory_bytes:
-            changes["gpu.memory"] = f"{value / GIB:.9f} GiB"
-    else:
-        changes[key] = f"{value / GB:.9f} GB/s"
+    value = (
+        amount
+        + {
+            "gpu.usable_memory": profile.gpu.usable_memory_bytes,
+            "cpu.memory": profile.cpu.memory_bytes,
+            "link.host_to_device.pinned": profile.link.host_to_device.pinned_bytes_per_s,
+        }[key]
+    )
+    text = f"{value / GB:.3f} GB/s" if key.startswith("link") else f"{value / GIB:.3f} GiB"
+    changes: dict[str, object] = {key: text}
+    if key == "gpu.usable_memory" and value > profile.gpu.memory_bytes:
+        changes["gpu.memory"] = text
     try:
-        return replace(scenario, profile=with_overrides(profile, changes))
+        larger = replace(scenario, profile=with_overrides(profile, changes))
     except HrmError:
         return None
+    return larger, " ".join(f"--set {name}='{size}'" for name, size in changes.items())
 
 
 def _with_alternatives(error: InfeasibleError, scenario: Scenario, max_hours: float) -> InfeasibleError:

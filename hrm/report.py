@@ -239,10 +239,20 @@ def _lanes_of(bottleneck: str) -> tuple[str, ...]:
     if bottleneck == "chain":
         return ("gpu", "host_to_device", "device_to_host", "cpu")
     if bottleneck.startswith("one_slot_"):
-        return ("host_to_device", *_lanes_of(bottleneck.removeprefix("one_slot_")))
+        first, other = _one_slot(bottleneck)
+        return (first, *_lanes_of(other))
     if bottleneck.startswith("ring_"):
-        return tuple(bottleneck.removeprefix("ring_").split("_then_"))
+        return tuple(lane for part in bottleneck.removeprefix("ring_").split("_then_") for lane in _lanes_of(part))
     return (bottleneck,)
+
+
+def _one_slot(bottleneck: str) -> tuple[str, str]:
+    """The two lanes that take turns through one weight slot: what brings weights, and what uses them."""
+    other = bottleneck.removeprefix("one_slot_")
+    for prefix, lane in (("reads_", "disk"), ("staging_", "staging")):
+        if other.startswith(prefix):
+            return lane, other.removeprefix(prefix)
+    return "host_to_device", other
 
 
 def _lane_name(name: str) -> str:
@@ -250,10 +260,11 @@ def _lane_name(name: str) -> str:
     if name == "chain":
         return CHAIN
     if name.startswith("one_slot_"):
-        other = name.removeprefix("one_slot_")
-        return f"weight copies and {LANES.get(other, CHAIN)} in turn, through one weight slot"
+        first, other = _one_slot(name)
+        weights = {"disk": "disk reads of weights", "staging": "staging copies"}.get(first, "weight copies")
+        return f"{weights} and {LANES.get(other, CHAIN)} in turn, through one weight slot"
     if name.startswith("ring_"):
-        first, second = (LANES.get(lane, lane) for lane in _lanes_of(name))
+        first, second = (_lane_name(part) for part in name.removeprefix("ring_").split("_then_"))
         return f"attention ({first}), then experts through the ring ({second})"
     return LANES.get(name, name.replace("_", " "))
 

@@ -186,8 +186,19 @@ def test_every_name_of_the_nomenclature_exists() -> None:
 
 
 def test_every_option_that_a_page_mentions_exists() -> None:
-    commands = ("", "plan", "roofline", "hardware", "hardware show", "hardware check", "models", "models show")
-    known = {option for command in commands for option in options_of(command)} | negations_of("plan") | HELP
+    commands = (
+        "",
+        "plan",
+        "simulate",
+        "roofline",
+        "hardware",
+        "hardware show",
+        "hardware check",
+        "models",
+        "models show",
+    )
+    negations = negations_of("plan") | negations_of("simulate")
+    known = {option for command in commands for option in options_of(command)} | negations | HELP
     others = {"--runs", "--pair", "--query-gpu", "--format"}  # of benchmarks/speed.py and nvidia-smi
     for page in PAGES:
         text = re.sub(
@@ -201,6 +212,11 @@ def test_documented_options_are_those_of_plan() -> None:
     documented = {word for row in tables(CLI)["option | meaning"] for word in code_words(row[0])}
     documented |= {word for row in tables(CLI)["option | variable"] for word in code_words(row[0])}
     assert documented == options_of("plan") | HELP
+
+
+def test_simulate_options_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | what it does"] for word in code_words(row[0])}
+    assert documented == options_of("simulate") | negations_of("simulate")
 
 
 def test_roofline_options_are_documented() -> None:

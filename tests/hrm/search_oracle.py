@@ -212,7 +212,8 @@ class Oracle:
 
     def _lines(self, lanes: Lanes, points: Integers, line: Any) -> list[_Line]:
         found = [line(use) for use in lanes.always.values()]
-        for use in lanes.when_staged.values():
+        staging = lanes.staged_sums(slots=points.slots, layers=self.sizes.streamed_layers, rates=self.rates)
+        for use in (*lanes.when_staged.values(), *staging.values()):
             staged = line(use)
             free = 1.0 - points.pin
             found.append(_Line(c=staged.c * free, gx=staged.gx * free, gy=staged.gy * free))

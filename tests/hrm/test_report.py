@@ -10,7 +10,7 @@ from command import paper_plan, plan_of, screen_of
 
 from hrm.pins import Pins
 from hrm.plans import Plan
-from hrm.report import bottleneck_in_words, policy_lines, seconds_in_words
+from hrm.report import _lane_name, _lanes_of, bottleneck_in_words, policy_lines, seconds_in_words
 from hrm.workload import Workload, uniform_workload
 
 GIB = 2**30
@@ -133,6 +133,25 @@ def test_every_busy_resource_has_a_row_with_seconds_share_bytes_and_flops(dbrx: 
         assert float(size.replace(",", "")) > 0
         assert (flops == "-") == (lane != "gpu")
         assert prefill == f"{dbrx.prediction.prefill.lanes[lane] / dbrx.prediction.prefill.seconds:.0%}"
+
+
+@pytest.mark.parametrize(
+    ("lane", "words", "rows"),
+    [
+        ("one_slot_gpu", "weight copies and GPU in turn, through one weight slot", {"host_to_device", "gpu"}),
+        ("one_slot_reads_gpu", "disk reads of weights and GPU in turn, through one weight slot", {"disk", "gpu"}),
+        ("one_slot_staging_cpu", "staging copies and CPU in turn, through one weight slot", {"staging", "cpu"}),
+        (
+            "ring_chain_then_staging",
+            "attention (GPU, copies and CPU one after the other, as one micro-batch needs them), then experts through "
+            "the ring (staging copy)",
+            {"gpu", "cpu", "host_to_device", "device_to_host", "staging"},
+        ),
+    ],
+)
+def test_a_sum_of_lanes_is_named_by_what_takes_turns(lane: str, words: str, rows: set[str]) -> None:
+    assert _lane_name(lane) == words
+    assert set(_lanes_of(lane)) == rows
 
 
 def test_the_rows_that_bind_say_which_phase(screen: str, paper: str) -> None:

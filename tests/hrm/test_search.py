@@ -295,9 +295,7 @@ def test_a_ring_of_experts_is_taken_only_where_no_layer_fits() -> None:
 
 
 def test_a_staged_plan_with_one_slot_waits_for_the_staging_copies() -> None:
-    pins = Pins(
-        micro_batch_size=164, num_micro_batches=14, weight_slots=1, pin_weights=False, attention_on_gpu=False
-    )
+    pins = Pins(micro_batch_size=164, num_micro_batches=14, weight_slots=1, pin_weights=False, attention_on_gpu=False)
     result = find_policy(full_size("t4", "mixtral-8x7b"), pins)
     staging, gpu = (result.prediction.decode.lanes[lane] for lane in ("staging", "gpu"))
     ahead = 32 * 512 * 2**20 / 8e9  # what the pinned ring takes of each layer beforehand, at 8 GB/s

@@ -1,0 +1,172 @@
+"""Schedules: pure functions from a policy and a range of steps to a task graph (Figure 6 and Algorithm 1 of the paper).
+
+All go through the layers in zigzag order: a layer's weights serve every micro-batch before the next layer's. They
+differ in where attention runs, in how the next layer's weights are cut into pages and where in the order of issue a
+page stands, and in how far ahead they look. Buffers are dependencies: a page for a slot waits for the last task that
+uses what lies in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from hrm.errors import InputError
+from hrm.graph import Phase, TaskGraph
+from hrm.launcher import LOOKAHEAD, Launcher, Schedule, Stage
+from hrm.layout import Layout
+from hrm.policy import Policy
+from hrm.ring_launcher import RingLauncher
+
+__all__ = ["SCHEDULES", "Steps", "check_schedule", "schedule_graph"]
+
+
+class Steps(NamedTuple):
+    """Which passes a graph covers: the prefill of the batch, and decode steps `first` to `last` - 1."""
+
+    prefill: bool = False
+    first: int = 0
+    last: int = 0
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    each.name: each
+    for each in (
+        Schedule(
+            name="cgopipe",
+            summary="CPU attention two micro-batches ahead, weights in pages between the other copies (Algorithm 1)",
+            lookahead=LOOKAHEAD,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=False,
+        ),
+        Schedule(
+            name="s2",
+            summary="CPU attention ahead, weights as one block after the first hidden-state load (FastDecode-like)",
+            lookahead=LOOKAHEAD,
+            paged=False,
+            block_first=False,
+            attention_on_gpu=False,
+        ),
+        Schedule(
+            name="s3",
+            summary="CPU attention, one micro-batch at a time, weights as one block a layer ahead (FlexGen(c))",
+            lookahead=0,
+            paged=False,
+            block_first=True,
+            attention_on_gpu=False,
+        ),
+        Schedule(
+            name="s4",
+            summary="GPU attention, the next micro-batch's KV cache prefetched, weights a layer ahead (FlexGen)",
+            lookahead=0,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=True,
+        ),
+        Schedule(
+            name="streaming",
+            summary="GPU attention with the whole KV cache there, one micro-batch (DeepSpeed ZeRO-Inference)",
+            lookahead=0,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=True,
+            one_micro_batch=True,
+        ),
+        Schedule(
+            name="serial",
+            summary="the policy with nothing overlapped: the worst case",
+            lookahead=0,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=None,
+            serial=True,
+        ),
+    )
+}
+
+
+def check_schedule(name: str, policy: Policy) -> Schedule:
+    """The schedule of that name, if the policy is one it can run.
+
+    Raises
+    ------
+    InputError
+        No such schedule, or a combination with A_g, n_ub, r_c or weight slots that it does not have.
+    """
+    schedule = SCHEDULES.get(name)
+    where = f"schedule {name!r}"
+    if schedule is None:
+        raise InputError("there is no such schedule", where=where, way_out=f"one of {', '.join(SCHEDULES)}")
+    if policy.everything_on_cpu:
+        raise InputError("the plan computes everything on the CPU", where=where, way_out="a plan that uses the GPU")
+    if policy.weight_slots == "experts" and not (schedule.paged or schedule.serial):
+        raise InputError(
+            "it copies a layer as one block, the plan has a ring of experts",
+            where=where,
+            way_out="--weight-slots 2 (or 1)",
+        )
+    if schedule.attention_on_gpu is not None and schedule.attention_on_gpu != policy.attention_on_gpu:
+        place = "GPU" if schedule.attention_on_gpu else "CPU"
+        raise InputError(
+            f"it has attention on the {place}, the plan on the {'GPU' if policy.attention_on_gpu else 'CPU'}",
+            where=where,
+            way_out=f"hrm plan --attention {place.lower()}",
+        )
+    if schedule.one_micro_batch and (policy.num_micro_batches > 1 or policy.kv_on_gpu < 1.0):
+        raise InputError(
+            f"it has one micro-batch and its KV cache on the GPU, the plan n_ub = {policy.num_micro_batches} and "
+            f"r_c = {policy.kv_on_gpu:.3g}",
+            where=where,
+            way_out="hrm plan --attention gpu --num-micro-batches 1 --kv-on-gpu 1",
+        )
+    return schedule
+
+
+def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
+    """Lay out a range of steps under a schedule.
+
+    Parameters
+    ----------
+    layout : Layout
+        Scenario and policy.
+    name : str
+        One of `SCHEDULES`.
+    steps : Steps
+        Passes to cover.
+
+    Returns
+    -------
+    TaskGraph
+
+    Raises
+    ------
+    InputError
+        The policy is not one that the schedule can run.
+    """
+    schedule = check_schedule(name, layout.policy)
+    if not steps.prefill and steps.last <= steps.first:
+        raise InputError(f"steps {steps.first} to {steps.last} are none", where="steps", way_out="at least one step")
+    launcher = RingLauncher if _rings(layout.policy) else Launcher
+    issue = launcher(layout=layout, schedule=schedule)
+    if steps.prefill:
+        issue.run(_stages(layout, "prefill", 0, 1), "prefill")
+    if steps.last > steps.first:
+        issue.run(_stages(layout, "decode", steps.first, steps.last), "decode")
+    tasks = issue.tasks
+    if schedule.serial:
+        chained = [tasks[0]]
+        for task in tasks[1:]:
+            chained.append(replace(task, after=tuple(dict.fromkeys((*task.after, chained[-1].id)))))
+        tasks = chained
+    return TaskGraph(tasks)
+
+
+def _rings(policy: Policy) -> bool:
+    return policy.weight_slots == "experts"
+
+
+def _stages(layout: Layout, phase: Phase, first: int, last: int) -> list[Stage]:
+    layers = layout.num_layers + (0 if layout.policy.lm_head_on_gpu else 1)
+    return [Stage(phase, step, layer) for step in range(first, last) for layer in range(layers)]

@@ -1,0 +1,6 @@
+"""The tiny scenario and its policies lie beside the tests of `hrm`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hrm"))
