@@ -132,7 +132,6 @@ class Lanes:
             f"ring_{first}_then_{second}": attention + experts
             for first, attention in self.attention_phase.items()
             for second, experts in late.items()
-            if first != second  # that lane's own row says more
         }
 
     def staged_sums(self, *, slots: WeightSlots, layers: int, rates: Rates) -> dict[str, Affine]:
@@ -319,7 +318,12 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
             kv_reads = Affine.of(KV_ON_DISK, read_per_byte) - STAGING_BUFFER_BYTES * layers
             attention_phase["disk"] = kv_reads / rates.disk_read_bytes_per_s
         if not batch.attention_on_gpu:
-            attention_phase |= {"cpu": cpu, "chain": (gpu_rest + cpu + waits) / n_ub}
+            # Attention of a layer starts with nothing in flight: one micro-batch goes through alone, the rest follow at
+            # the pace of the slower side.
+            alone = (gpu_rest + cpu + waits) / n_ub
+            others = 1.0 - 1.0 / n_ub
+            attention_phase["gpu"] = gpu_rest * others + alone
+            attention_phase["cpu"] = cpu * others + alone
         expert_phase = {"gpu": Affine(at_once), "host_to_device": weights / rates.h2d_bytes_per_s}
     return Lanes(
         always={

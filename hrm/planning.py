@@ -9,6 +9,7 @@ from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.paper_search import find_paper_policy
 from hrm.pins import Pins, option_name
 from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
+from hrm.points import RING_EXPERTS_LEAST
 from hrm.policy import Policy
 from hrm.profile import Efficiency
 from hrm.profile_files import with_overrides
@@ -122,8 +123,22 @@ def make_plan(
         marginal_values=marginal,
         turning_points=_turning_points(scenario, experts_at_once, cost_model),
         warnings=_warnings(scenario, result),
-        notes=(*notes, *_rounded_pins(inputs.pins, policy), *scenario.model.assumptions),
+        notes=(
+            *notes,
+            *_rounded_pins(inputs.pins, policy),
+            *_left_out(scenario, result, pins),
+            *scenario.model.assumptions,
+        ),
     )
+
+
+def _left_out(scenario: Scenario, result: SearchResult, pins: Pins) -> tuple[str, ...]:
+    """What the gap does not cover."""
+    if pins.weight_slots is not None or result.solved is None or result.policy.weight_slots == "experts":
+        return ()
+    if scenario.model.streamed_experts < RING_EXPERTS_LEAST or result.policy.weights_on_gpu >= 1.0:
+        return ()
+    return ("the gap is among plans with one or two slots of a layer; a ring of experts: --weight-slots experts.",)
 
 
 def _rounded_pins(pins: Pins, policy: Policy) -> tuple[str, ...]:
@@ -228,6 +243,9 @@ def _alternatives(
         options = "--weights-on-disk 0 --kv-on-disk 0"
         if pins.kv_on_disk is None and pins.weights_on_disk is None and not policy.everything_on_cpu:
             found.append(_try("without the disk", options, scenario, without, max_hours))
+    if explain and _left_out(scenario, result, pins):
+        ringed = replace(pins, weight_slots="experts")
+        found.append(_try("a ring of experts", "--weight-slots experts", scenario, ringed, max_hours))
     if explain and not policy.everything_on_cpu:
         flips = {
             "attention on the " + ("CPU" if policy.attention_on_gpu else "GPU"): (
