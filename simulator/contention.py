@@ -46,7 +46,7 @@ def sharing_of(profile: HardwareProfile, rates: Rates) -> Sharing:
     """
     cores = float(profile.cpu.cores)
 
-    def demand(task: Task, seconds: float) -> Demand:
+    def wanted(task: Task, seconds: float) -> Demand:
         if seconds <= 0.0:
             return {}
         kind = task.lane.kind
@@ -61,8 +61,14 @@ def sharing_of(profile: HardwareProfile, rates: Rates) -> Sharing:
             return {"cpu_memory": task.bytes_moved / seconds, "cores": 0.5}
         return {}
 
+    capacities = {"cpu_memory": rates.cpu_bytes_per_s, "cores": cores}
+
+    def demand(task: Task, seconds: float) -> Demand:
+        # The rate of a copy is what it reaches alone, even where the CPU's own rate, of few cores, is lower.
+        return {name: min(amount, capacities[name]) for name, amount in wanted(task, seconds).items()}
+
     return Sharing(
-        capacities={"cpu_memory": rates.cpu_bytes_per_s, "cores": cores},
+        capacities=capacities,
         demand=demand,
         duplex={LaneKind.H2D: 1.0 - rates.h2d_loss, LaneKind.D2H: 1.0 - rates.d2h_loss},
     )
