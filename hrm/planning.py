@@ -282,11 +282,18 @@ def _alternatives(
 
 
 def _try(
-    name: str, options: str, scenario: Scenario, pins: Pins, max_hours: float, *, least: float = 0.0
+    name: str,
+    options: str,
+    scenario: Scenario,
+    pins: Pins,
+    max_hours: float,
+    *,
+    least: float = 0.0,
+    explain: bool = True,
 ) -> Alternative:
     """What the search finds, to `ALTERNATIVE_GAP`; `least` is a rate [token/s] that is known to be reached."""
     try:
-        result = find_policy(scenario, pins, max_hours=max_hours, gap=ALTERNATIVE_GAP)
+        result = find_policy(scenario, pins, max_hours=max_hours, gap=ALTERNATIVE_GAP, explain=explain)
     except InfeasibleError as error:
         where = LIMIT_WORDS.get(error.limit)
         short = (
@@ -345,10 +352,12 @@ def _with_alternatives(error: InfeasibleError, scenario: Scenario, max_hours: fl
     """The same error, with what int4 weights or a larger host would give."""
     tries: list[Alternative] = []
     if not _is_small(scenario):
-        tries.append(_try("int4 weights", "--weights-dtype int4", _with_int4(scenario), Pins(), max_hours))
+        quantised = _with_int4(scenario)
+        tries.append(_try("int4 weights", "--weights-dtype int4", quantised, Pins(), max_hours, explain=False))
     larger = _with_large_host(scenario)
     if larger is not None:
-        tries.append(_try(f"a {LARGE_HOST} host", f"--set cpu.memory='{LARGE_HOST}'", larger, Pins(), max_hours))
+        options = f"--set cpu.memory='{LARGE_HOST}'"
+        tries.append(_try(f"a {LARGE_HOST} host", options, larger, Pins(), max_hours, explain=False))
     fits = [
         f"{each.name} would give {each.throughput_tokens_per_s:,.2f} token/s ({each.note})"
         for each in tries

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hrm.bounds import PLACED, Combination, Sheet, bound_sheet, discard, guess_multipliers, tighten
-from hrm.errors import InputError
+from hrm.errors import InfeasibleError, InputError
 from hrm.full_program import LIMITS, TIE_BREAK, build_program, least_excess, objective_with_tie_breaks, policy_of
 from hrm.pins import Pins
 from hrm.points import (
@@ -150,6 +150,7 @@ def find_policy(
     max_hours: float = 24.0,
     gap: float = GAP,
     rings: Literal["where needed", "always"] = "where needed",
+    explain: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the policy with the highest end-to-end throughput over the workload.
@@ -167,6 +168,8 @@ def find_policy(
         Whether a ring of experts is looked at only where no plan has one or two slots of a layer, or in any case. Its
         lanes overlap less than the model says (attention and experts of a layer take turns, and disk and link with
         them), so a ring that wins by little on paper is not worth it.
+    explain : bool
+        Where nothing fits, find out by how much and what would help; it takes longer than finding that nothing does.
     on_progress : callable, optional
         Called with a line of text now and then.
 
@@ -201,6 +204,8 @@ def find_policy(
         lowest_open = min(lowest_open, search.run(on_progress))
         points, programs = points + search.points_bounded, programs + search.programs_solved
     if best.policy is None or best.prediction is None:
+        if not explain:
+            raise InfeasibleError(f"no plan fits {scenario.model.name} on {scenario.profile.name}")
         from hrm.infeasibility import explain_infeasibility
 
         raise explain_infeasibility(scenario, search.sizes, search.rates, pins, max_hours)
