@@ -7,10 +7,8 @@ Exit codes: 0 done, 2 wrong input, 3 no plan fits, 4 a bar was missed, 130 inter
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hrm.errors import HrmError, InputError
+from hrm.terminal import Progress, ReaderGone, forget_unwritten, print_json, print_screen, say, write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,53 +113,6 @@ Overrides = Annotated[
 ]
 
 
-class _ReaderGone(Exception):  # noqa: N818 (no error: `head` has read enough)
-    """Nobody reads standard output any more."""
-
-
-def _write(text: str) -> None:
-    """Write to standard output, whole: the one place where that may fail.
-
-    Raises
-    ------
-    InputError
-        Its disk is full, or the like.
-    """
-    try:
-        try:
-            sys.stdout.write(text)
-        except UnicodeEncodeError:
-            encoding = sys.stdout.encoding
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise _ReaderGone from None
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where="standard output") from None
-
-
-def _print(show: Callable[[Console], None]) -> None:
-    """Write what `show` prints; without a terminal 118 columns wide, or as COLUMNS says."""
-    from rich.console import Console
-
-    is_terminal = sys.stdout.isatty()
-    width = None if is_terminal or os.environ.get("COLUMNS", "").isdecimal() else 118
-    console = Console(width=width, highlight=False, soft_wrap=False)
-    with console.capture() as captured:
-        show(console)
-    text = captured.get()
-    _write(text if is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
-
-
-def _say(text: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(f"{text}\n")
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    _write(json.dumps(document, indent=1, allow_nan=False) + "\n")
-
-
 @app.command()
 def plan(
     hw: Hardware,
@@ -219,7 +171,7 @@ def plan(
     config = find_config(model)
     work, notes = _load_workload(workload, prompt_len, gen_len, prompts, padded, requests)
     scenario = _load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
-    with _progress(json_) as say:
+    with Progress(json_) as tell:
         found = make_plan(
             scenario,
             hardware={"name": scenario.profile.name, "document": profile_document(scenario.profile)},
@@ -229,19 +181,19 @@ def plan(
             max_hours=max_hours,
             explain=explain,
             notes=notes,
-            on_progress=say,
+            on_progress=tell,
         )
     try:
         if output is not None:
             save_plan(found, output)
-            _say(f"saved to {output}")
+            say(f"saved to {output}")
     finally:  # what took a while to find is shown even where it cannot be saved
         if json_:
-            _print_json(found.to_dict())
+            print_json(found.to_dict())
         else:
             from hrm.report import print_plan
 
-            _print(lambda console: print_plan(found, console))
+            print_screen(lambda console: print_plan(found, console))
 
 
 _SLOTS: dict[Slots, WeightSlots] = {Slots.one: 1, Slots.two: 2, Slots.experts: "experts"}
@@ -344,27 +296,6 @@ def _load_hardware(hw: str, overrides: list[str] | None) -> Any:
     return with_overrides(profile, changes)
 
 
-class _progress:  # noqa: N801 (used as a function)
-    """A line on stderr while something is solved; nothing where stderr is no terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._status: Any = None
-        self._quiet = quiet
-
-    def __enter__(self) -> Any:
-        if sys.stderr.isatty() and not self._quiet:
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("searching policies")
-            self._status.start()
-            return self._status.update
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-
 @app.command("simulate")
 def simulate_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
@@ -392,16 +323,16 @@ def simulate_plan(
     name = schedule or policy.schedule
     rates = derive_rates(scenario.profile, scenario.formats)
     prediction = predict_policy(scenario, measure_sizes(scenario), rates, policy)
-    with _progress(json_) as say:
-        if say is not None:
-            say(f"replaying {name}")
+    with Progress(json_) as tell:
+        if tell is not None:
+            tell(f"replaying {name}")
         replay = replay_plan(scenario, policy, name, contention=contention, full=full)
     document = replay_document(replay, prediction, name, contention=contention)
     if trace is not None:
         middle = max(0, (scenario.workload.generation_length - 1) // 2)
         save_trace(*step_trace(scenario, policy, name, step=middle, contention=contention), trace)
     if json_:
-        _print_json(document)
+        print_json(document)
         return
 
     def show(console: Console) -> None:
@@ -420,9 +351,9 @@ def simulate_plan(
             else "one generated token: no decode step"
         )
 
-    _print(show)
+    print_screen(show)
     if trace is not None:
-        _say(f"saved to {trace}; open it in Perfetto")
+        say(f"saved to {trace}; open it in Perfetto")
 
 
 @app.command("roofline")
@@ -457,9 +388,9 @@ def draw_roofline(
         output=output,
     )
     if json_:
-        _print_json(document)
+        print_json(document)
     else:
-        _print(lambda console: print_roofline(document, console))
+        print_screen(lambda console: print_roofline(document, console))
 
 
 @hardware_app.callback(invoke_without_command=True)
@@ -469,7 +400,7 @@ def list_hardware(context: typer.Context, json_: Json = False) -> None:
         from hrm.listings import hardware_rows, print_rows
 
         rows = hardware_rows()
-        _print_json({"hardware": rows}) if json_ else _print(lambda console: print_rows(rows, console))
+        print_json({"hardware": rows}) if json_ else print_screen(lambda console: print_rows(rows, console))
 
 
 @hardware_app.command("show")
@@ -479,9 +410,9 @@ def show_hardware(name: Annotated[str, typer.Argument(autocompletion=_complete_h
 
     profile = load_profile(name)
     if json_:
-        _print_json({"name": profile.name, **profile_document(profile)})
+        print_json({"name": profile.name, **profile_document(profile)})
     else:
-        _write(dump_profile(profile))
+        write(dump_profile(profile))
 
 
 @hardware_app.command("check")
@@ -491,12 +422,12 @@ def check_hardware(file: Annotated[str, typer.Argument(help="A YAML file.")], js
 
     problems = check_profile(file)
     if json_:
-        _print_json({"file": file, "problems": problems})
+        print_json({"file": file, "problems": problems})
     else:
         for problem in problems:
-            _say(f"hrm: {problem}")
+            say(f"hrm: {problem}")
         if not problems:
-            _write(f"{file}: fine\n")
+            write(f"{file}: fine\n")
     if problems:
         raise typer.Exit(2)
 
@@ -508,7 +439,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
         from hrm.listings import model_rows, print_rows
 
         rows = model_rows()
-        _print_json({"models": rows}) if json_ else _print(lambda console: print_rows(rows, console))
+        print_json({"models": rows}) if json_ else print_screen(lambda console: print_rows(rows, console))
 
 
 @models_app.command("show")
@@ -526,14 +457,14 @@ def show_model(
         None if weights_dtype is None else parse_dtype(weights_dtype, where="--weights-dtype", allowed=WEIGHT_DTYPES)
     )
     document = model_document(load_model(name), dtype)
-    _print_json(document) if json_ else _print(lambda console: print_model(document, console))
+    print_json(document) if json_ else print_screen(lambda console: print_model(document, console))
 
 
 def _version(value: bool) -> None:
     if value:
         from hrm import __version__
 
-        _write(f"hrm {__version__}\n")
+        write(f"hrm {__version__}\n")
         raise typer.Exit
 
 
@@ -551,36 +482,28 @@ def main() -> None:
     if sys.stderr is None:  # started with 2>&-
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (kept open to the end)
     if sys.stdout is None:  # started with >&-: whatever is opened next would become standard output
-        _say("hrm: standard output: is closed (a terminal, a file or a pipe)")
+        say("hrm: standard output: is closed (a terminal, a file or a pipe)")
         sys.exit(2)
     try:
         code = app(prog_name="hrm", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # how the parser passes Ctrl-C on
-            _say("hrm: interrupted")
+            say("hrm: interrupted")
     except HrmError as error:
-        _say(f"hrm: {error}")
+        say(f"hrm: {error}")
         code = error.exit_code
-    except (_ReaderGone, BrokenPipeError):
+    except (ReaderGone, BrokenPipeError):
         code = 0
     except (KeyboardInterrupt, typer.Abort):
-        _say("hrm: interrupted")
+        say("hrm: interrupted")
         code = INTERRUPTED
     except MemoryError:
-        _say("hrm: out of memory (fewer --requests, or pin --micro-batch or --batch)")
+        say("hrm: out of memory (fewer --requests, or pin --micro-batch or --batch)")
         code = 2
     except Exception as error:
         code = _report_unforeseen(error)
-    _forget_unwritten()
+    forget_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _forget_unwritten() -> None:
-    """Let go of what a broken standard output still holds: Python would complain about it on the way out."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_unforeseen(error: Exception) -> int:
@@ -592,9 +515,7 @@ def _report_unforeseen(error: Exception) -> int:
     if os.environ.get("HRM_TRACEBACK"):
         raise error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT):
-        _say(f"hrm: standard output: cannot be written: {error.strerror}")
+        say(f"hrm: standard output: cannot be written: {error.strerror}")
         return 2
-    _say(
-        f"hrm: this should not have happened: {type(error).__name__}: {error} (please report it, with HRM_TRACEBACK=1)"
-    )
+    say(f"hrm: this should not have happened: {type(error).__name__}: {error} (please report it, with HRM_TRACEBACK=1)")
     return 1
