@@ -224,6 +224,10 @@ class Launcher:
             self._prepare(following, 0)
             self._load(following, 0)
 
+    def _weights(self, stage: Stage) -> list[TaskId]:
+        """What to wait for until a stage's weights are there: its last page, since a lane takes copies in order."""
+        return self.pages.get(stage, [])[-1:]
+
     # One position
 
     def _embed(self, stage: Stage, j: int) -> None:
@@ -247,7 +251,7 @@ class Launcher:
         start = self.embedded[(stage.phase, stage.step, j)] if stage.layer == 0 else None
         after = [start if start is not None else self.done[(Stage(stage.phase, stage.step, stage.layer - 1), j)]]
         if not policy.dense_weights_on_gpu:
-            after += self.pages.get(stage, [])
+            after += self._weights(stage)
         if stage.phase == "prefill" and (stage, j) in self.hidden:
             after.append(self.hidden[(stage, j)])
         operators = layout.operators(stage.phase, stage.layer)
@@ -371,7 +375,7 @@ class Launcher:
         """The rest of a layer once attention is there: output projection, router, experts."""
         layout, phase = self.layout, stage.phase
         operators = layout.operators(phase, stage.layer)
-        after = (*self.before_post[(stage, j)], *self.pages.get(stage, []))
+        after = (*self.before_post[(stage, j)], *self._weights(stage))
         on_gpu = self._experts_on_gpu(stage) or not operators["experts"]
         work = operators["post"] + (operators["experts"] if on_gpu else ())
         last = j == layout.micro_batches(phase) - 1
@@ -434,7 +438,7 @@ class Launcher:
             Op.LM_HEAD,
             GPU,
             Stage(stage.phase, stage.step, layout.num_layers),
-            (self.done[(last, j)], *(self.pages.get(stage, []) if stage.layer == layout.num_layers else [])),
+            (self.done[(last, j)], *(self._weights(stage) if stage.layer == layout.num_layers else [])),
             micro_batch=j,
             operators=layout.head(stage.phase),
             launches=1,

@@ -156,7 +156,7 @@ class RingLauncher(Launcher):
         """Output projection, router and shared expert of one micro-batch."""
         layout = self.layout
         operators = layout.operators(stage.phase, stage.layer)
-        after = (*self.before_post[(stage, j)], *self.pages.get(stage, []))
+        after = (*self.before_post[(stage, j)], *self._weights(stage))
         work = operators["post"]
         if not operators["experts"] or self._experts_on_gpu(stage):
             post = self.add(Op.POST_ATTENTION, GPU, stage, after, micro_batch=j, operators=work, launches=POST_KERNELS)

@@ -93,6 +93,12 @@ def progressive_filling(
     list of float
         Between 0 and its top each; no resource is exceeded.
     """
+    wanted = dict.fromkeys(capacities, 0.0)
+    for demand, top in zip(demands, tops, strict=True):
+        for name, amount in demand.items():
+            wanted[name] = wanted.get(name, 0.0) + amount * top
+    if all(wanted[name] <= capacity for name, capacity in capacities.items()):
+        return list(tops)  # nobody is in anybody's way, which is the usual case
     speeds = [0.0] * len(demands)
     left = dict(capacities)
     open_ = [i for i in range(len(demands)) if tops[i] > 0.0]

@@ -283,7 +283,8 @@ def test_weights_are_used_only_once_they_are_there(case: Case) -> None:
             loads[(task.id.phase, task.id.step, task.id.layer)].append(task.id)
     for task in graph.tasks:
         if task.id.op is Op.POST_ATTENTION:
-            assert set(loads[(task.id.phase, task.id.step, task.id.layer)]) <= set(task.after)
+            # The last copy is enough: a lane does its tasks in order.
+            assert set(loads[(task.id.phase, task.id.step, task.id.layer)][-1:]) <= set(task.after)
         if task.id.op is Op.EXPERTS and task.lane.kind is LaneKind.GPU:
             copy = task.id._replace(op=Op.LOAD_WEIGHTS)
             assert (copy in task.after) == (copy in index)
