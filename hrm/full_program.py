@@ -159,7 +159,9 @@ def _whole_requests(
         program.add_unknown(requests, low, high, integer=True)
         held = Affine.of(requests, unit / GB)
         if name == KV_ON_GPU:
-            low_all, high_all = (0.0, 1.0) if share is None else (float(share >= 1.0),) * 2
+            # A share pinned to disk may round down to no whole request; even so not all of it is on the GPU.
+            free = 0.0 if pins.kv_on_disk else 1.0
+            low_all, high_all = (0.0, free) if share is None else (float(share >= 1.0),) * 2
             program.add_unknown(ALL_KV_ON_GPU, low_all, high_all, integer=True)
             program.at_most("all_kv_requests", Affine.of(ALL_KV_ON_GPU, float(whole)), Affine.of(requests))
             held = held + Affine.of(ALL_KV_ON_GPU, max(0.0, capacity - unit * whole) / GB)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hrm.errors import HrmError, InfeasibleError, InputError
-from hrm.paper_search import find_paper_policy
 from hrm.pins import Pins, option_name
 from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
 from hrm.points import RING_EXPERTS_LEAST
@@ -161,6 +160,8 @@ def _rounded_pins(pins: Pins, policy: Policy) -> tuple[str, ...]:
 
 
 def _paper_plan(scenario: Scenario, inputs: PlanInputs, pins: Pins, notes: tuple[str, ...]) -> Plan:
+    from hrm.paper_search import find_paper_policy  # not on the way of most commands
+
     _check_paper_pins(pins)
     try:
         result = find_paper_policy(scenario, pins)

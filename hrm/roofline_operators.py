@@ -10,7 +10,6 @@ Legend: d head width, q and kv query and KV heads, h1, h2 model and expert width
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from hrm import cost
 from hrm.cost import Formats, Work
@@ -250,11 +249,6 @@ def break_even_batch(
     if stack.levels[i].peak_flops_per_s == 0:
         return None
     return 1 if source.peak_flops_per_s == 0 else _first(fetching_wins)
-
-
-def with_kv(formats: Formats, kv: str) -> Formats:
-    """The same formats with another KV cache."""
-    return replace(formats, kv=kv)
 
 
 def _first(holds: Callable[[float], bool]) -> int | None:

@@ -301,3 +301,12 @@ def test_a_staged_plan_with_one_slot_waits_for_the_staging_copies() -> None:
     ahead = 32 * 512 * 2**20 / 8e9  # what the pinned ring takes of each layer beforehand, at 8 GB/s
     assert gpu > ahead
     assert result.prediction.decode.seconds == pytest.approx(staging + gpu - ahead, rel=1e-3)
+
+
+def test_a_share_of_the_kv_cache_pinned_to_disk_is_never_all_on_the_gpu() -> None:
+    oracle = Oracle(random_scenario(3729))  # half of one request per micro-batch rounds down to none of them
+    pins = random_pins(oracle, 3729, 20_000)
+    assert pins.kv_on_disk == 0.5
+    result = search_or_none(oracle.scenario, pins, 24.0)
+    assert result is not None and result.policy.kv_on_gpu < 1.0
+    assert seconds_of(result) == pytest.approx(brute_force(oracle, pins)[0], rel=1e-6)
