@@ -9,22 +9,56 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hrm.cli_options import (
+    AttentionPin,
+    BatchPin,
+    ComputeDtype,
+    Costs,
+    DenseWeightsPin,
+    EmbeddingPin,
+    FfnPin,
+    GenerationLength,
+    Hardware,
+    Json,
+    KvDtype,
+    KvOnDiskPin,
+    KvOnGpuPin,
+    LmHeadPin,
+    MaxHours,
+    MicroBatchPin,
+    Model,
+    NumMicroBatchesPin,
+    Overrides,
+    Padded,
+    PinWeights,
+    PrefillMicroBatchPin,
+    PromptFile,
+    PromptLength,
+    Requests,
+    RooflineOperator,
+    WeightsDtype,
+    WeightSlotsPin,
+    WeightsOnDiskPin,
+    WeightsOnGpuPin,
+    WorkloadName,
+    complete_hardware,
+    complete_model,
+    load_hardware,
+    load_scenario,
+    load_workload_options,
+    read_pins,
+)
 from hrm.errors import HrmError, InputError
 from hrm.terminal import Progress, ReaderGone, forget_unwritten, print_json, print_screen, say, write
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hrm.pins import Pins
-    from hrm.policy import WeightSlots
-    from hrm.scenario import Scenario
-    from hrm.workload import Workload
 
 __all__ = ["app", "main"]
 
@@ -44,112 +78,36 @@ app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")
 
 
-class Place(StrEnum):
-    """Where something is computed or kept."""
-
-    cpu = "cpu"
-    gpu = "gpu"
-
-
-class Costs(StrEnum):
-    """Cost models."""
-
-    full = "full"
-    paper = "paper"
-
-
-class Slots(StrEnum):
-    """Weight slots."""
-
-    one = "1"
-    two = "2"
-    experts = "experts"
-
-
-class Residence(StrEnum):
-    """Resident on the GPU, or streamed with the layers."""
-
-    resident = "resident"
-    streamed = "streamed"
-
-
-class RooflineOperator(StrEnum):
-    """Operators of `hrm roofline`."""
-
-    attention = "attention"
-    ffn = "ffn"
-
-
-def _complete_hardware(incomplete: str) -> list[str]:
-    from hrm.profile_files import profile_names
-
-    return [name for name in profile_names() if name.startswith(incomplete)]
-
-
-def _complete_model(incomplete: str) -> list[str]:
-    from hrm.model_files import model_names
-
-    return [name for name in model_names() if name.startswith(incomplete)]
-
-
-Hardware = Annotated[
-    str,
-    typer.Option(
-        "--hw",
-        help="Hardware profile: a YAML file, or a bundled name (hrm hardware).",
-        autocompletion=_complete_hardware,
-    ),
-]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", help="A config.json, a model folder, or a bundled name (hrm models).", autocompletion=_complete_model
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the screen.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a number of the profile, e.g. cpu.memory='416 GB'."),
-]
-
-
 @app.command()
 def plan(
     hw: Hardware,
     model: Model,
-    workload: Annotated[
-        str | None, typer.Option(help="mtbench (default), synthetic-reasoning or summarization.")
-    ] = None,
-    prompt_len: Annotated[int | None, typer.Option(help="Every prompt has this many tokens.")] = None,
-    gen_len: Annotated[int | None, typer.Option(help="Tokens generated per request.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="CSV or JSONL file of prompt lengths.")] = None,
-    padded: Annotated[bool, typer.Option(help="Pad every prompt to the longest.")] = False,
-    requests: Annotated[int, typer.Option(help="Requests in all; batches are equal.")] = 10_000,
-    max_hours: Annotated[float, typer.Option(help="Bound on the time of one batch [h].")] = 24.0,
+    workload: WorkloadName = None,
+    prompt_len: PromptLength = None,
+    gen_len: GenerationLength = None,
+    prompts: PromptFile = None,
+    padded: Padded = False,
+    requests: Requests = 10_000,
+    max_hours: MaxHours = 24.0,
     cost_model: Annotated[Costs, typer.Option(help="full, or the paper's own terms (Eqs. 12-14).")] = Costs.full,
-    weights_dtype: Annotated[
-        str | None, typer.Option(help="fp16, bf16, fp8, int8, int4, mxfp4; default: checkpoint's.")
-    ] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="fp16, bf16, fp8, int8, int4, mxfp4.")] = None,
-    compute_dtype: Annotated[str | None, typer.Option(help="Arithmetic: fp16, bf16, fp32, fp8, int8.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Pin N, the requests in flight.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Pin mu.")] = None,
-    num_micro_batches: Annotated[int | None, typer.Option(help="Pin n_ub.")] = None,
-    prefill_micro_batch: Annotated[int | None, typer.Option(help="Pin the micro-batch of prefill.")] = None,
-    attention: Annotated[Place | None, typer.Option(help="Pin A_g.")] = None,
-    ffn: Annotated[Place | None, typer.Option(help="Pin F_g.")] = None,
-    weights_on_gpu: Annotated[float | None, typer.Option(help="Pin r_w, a share of the expert weights.")] = None,
-    weights_on_disk: Annotated[float | None, typer.Option(help="Pin the share of the expert weights on disk.")] = None,
-    kv_on_gpu: Annotated[float | None, typer.Option(help="Pin r_c, a share of the KV cache.")] = None,
-    kv_on_disk: Annotated[float | None, typer.Option(help="Pin the share of the KV cache on disk.")] = None,
-    weight_slots: Annotated[Slots | None, typer.Option(help="Pin the GPU buffers for streamed weights.")] = None,
-    dense_weights: Annotated[Residence | None, typer.Option(help="Pin the non-expert weights.")] = None,
-    embedding: Annotated[Place | None, typer.Option(help="Pin the place of the embedding.")] = None,
-    lm_head: Annotated[Residence | None, typer.Option(help="Pin the lm_head.")] = None,
-    pin_weights: Annotated[
-        bool | None,
-        typer.Option("--pin-weights/--no-pin-weights", help="Page-lock CPU weights once, or stage each copy."),
-    ] = None,
+    weights_dtype: WeightsDtype = None,
+    kv_dtype: KvDtype = None,
+    compute_dtype: ComputeDtype = None,
+    batch: BatchPin = None,
+    micro_batch: MicroBatchPin = None,
+    num_micro_batches: NumMicroBatchesPin = None,
+    prefill_micro_batch: PrefillMicroBatchPin = None,
+    attention: AttentionPin = None,
+    ffn: FfnPin = None,
+    weights_on_gpu: WeightsOnGpuPin = None,
+    weights_on_disk: WeightsOnDiskPin = None,
+    kv_on_gpu: KvOnGpuPin = None,
+    kv_on_disk: KvOnDiskPin = None,
+    weight_slots: WeightSlotsPin = None,
+    dense_weights: DenseWeightsPin = None,
+    embedding: EmbeddingPin = None,
+    lm_head: LmHeadPin = None,
+    pin_weights: PinWeights = None,
     explain: Annotated[bool, typer.Option(help="Solve the alternatives too.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan with its inputs.")] = None,
     set_: Overrides = None,
@@ -167,10 +125,10 @@ def plan(
         )
     if output is not None and not output.absolute().parent.is_dir():
         raise InputError("its folder does not exist", where=f"--output: {output}")
-    pins = _read_pins(locals())
+    pins = read_pins(locals())
     config = find_config(model)
-    work, notes = _load_workload(workload, prompt_len, gen_len, prompts, padded, requests)
-    scenario = _load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
+    work, notes = load_workload_options(workload, prompt_len, gen_len, prompts, padded, requests)
+    scenario = load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
     with Progress(json_) as tell:
         found = make_plan(
             scenario,
@@ -194,106 +152,6 @@ def plan(
             from hrm.report import print_plan
 
             print_screen(lambda console: print_plan(found, console))
-
-
-_SLOTS: dict[Slots, WeightSlots] = {Slots.one: 1, Slots.two: 2, Slots.experts: "experts"}
-
-
-def _read_pins(given: dict[str, Any]) -> Pins:
-    from hrm.pins import Pins
-
-    def on_gpu(value: Place | Residence | None) -> bool | None:
-        return None if value is None else value in (Place.gpu, Residence.resident)
-
-    slots = given["weight_slots"]
-    return Pins(
-        batch_size=given["batch"],
-        micro_batch_size=given["micro_batch"],
-        num_micro_batches=given["num_micro_batches"],
-        prefill_micro_batch_size=given["prefill_micro_batch"],
-        attention_on_gpu=on_gpu(given["attention"]),
-        ffn_on_gpu=on_gpu(given["ffn"]),
-        weights_on_gpu=given["weights_on_gpu"],
-        weights_on_disk=given["weights_on_disk"],
-        kv_on_gpu=given["kv_on_gpu"],
-        kv_on_disk=given["kv_on_disk"],
-        weight_slots=_SLOTS[slots] if slots is not None else None,
-        dense_weights_on_gpu=on_gpu(given["dense_weights"]),
-        embedding_on_gpu=on_gpu(given["embedding"]),
-        lm_head_on_gpu=on_gpu(given["lm_head"]),
-        pin_weights=given["pin_weights"],
-    )
-
-
-def _load_workload(
-    name: str | None, prompt_len: int | None, gen_len: int | None, prompts: Path | None, padded: bool, requests: int
-) -> tuple[Workload, tuple[str, ...]]:
-    """The workload that the options describe, and what was assumed."""
-    from dataclasses import replace
-
-    from hrm.workload import load_workload, prompts_workload, uniform_workload
-
-    sources = [("--workload", name), ("--prompt-len", prompt_len), ("--prompts", prompts)]
-    given = [option for option, value in sources if value is not None]
-    if len(given) > 1:
-        raise InputError(
-            f"{' and '.join(given)} describe the prompts twice", where="workload", way_out="give one of them"
-        )
-    if prompt_len is not None or prompts is not None:
-        notes = () if gen_len is not None else ("generation length not given: 128 tokens.",)
-        generated = 128 if gen_len is None else gen_len
-        if prompt_len is not None:
-            made = uniform_workload(prompt_len, generated, num_requests=requests)
-            return replace(made, padded=padded), notes
-        assert prompts is not None  # one of the two is given
-        return prompts_workload(prompts, generation_length=generated, num_requests=requests, padded=padded), notes
-    made = load_workload(name or "mtbench", generation_length=gen_len, num_requests=requests, padded=padded)
-    said = f"no workload given: {made.name}, generation length {made.generation_length}."
-    return made, ((said,) if name is None else ()) + ((made.note,) if made.note and name is not None else ())
-
-
-def _load_scenario(
-    hw: str,
-    overrides: list[str] | None,
-    config: dict[str, Any],
-    workload: Workload,
-    weights_dtype: str | None,
-    kv_dtype: str | None,
-    compute_dtype: str | None,
-) -> Scenario:
-    from hrm.dtypes import KV_DTYPES, WEIGHT_DTYPES, parse_dtype
-    from hrm.families import read_spec
-    from hrm.scenario import COMPUTE_DTYPES, Scenario, choose_formats
-
-    profile = _load_hardware(hw, overrides)
-    spec = read_spec(**config)
-
-    def parsed(text: str | None, option: str, allowed: Any) -> str | None:
-        return None if text is None else parse_dtype(text, where=option, allowed=allowed)
-
-    formats = choose_formats(
-        profile,
-        spec,
-        weights=parsed(weights_dtype, "--weights-dtype", WEIGHT_DTYPES),
-        kv=parsed(kv_dtype, "--kv-dtype", KV_DTYPES),
-        compute=parsed(compute_dtype, "--compute-dtype", COMPUTE_DTYPES),
-    )
-    return Scenario(profile=profile, model=spec, workload=workload, formats=formats)
-
-
-def _load_hardware(hw: str, overrides: list[str] | None) -> Any:
-    from hrm.profile_files import load_profile, with_overrides
-
-    profile = load_profile(hw)
-    if not overrides:
-        return profile
-    changes: dict[str, object] = {}
-    for text in overrides:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip() or not value.strip():
-            raise InputError(f"{text!r} is no KEY=VALUE", where="--set", way_out="e.g. --set cpu.memory='416 GB'")
-        changes[key.strip()] = value.strip().strip("'\"")
-    return with_overrides(profile, changes)
 
 
 @app.command("simulate")
@@ -376,7 +234,7 @@ def draw_roofline(
     from hrm.roofline_report import print_roofline, roofline_command
 
     document = roofline_command(
-        _load_hardware(hw, set_),
+        load_hardware(hw, set_),
         load_model(model),
         operator=op.value,
         cost_model=cost_model.value,
@@ -404,7 +262,7 @@ def list_hardware(context: typer.Context, json_: Json = False) -> None:
 
 
 @hardware_app.command("show")
-def show_hardware(name: Annotated[str, typer.Argument(autocompletion=_complete_hardware)], json_: Json = False) -> None:
+def show_hardware(name: Annotated[str, typer.Argument(autocompletion=complete_hardware)], json_: Json = False) -> None:
     """Print a profile as one self-contained YAML file, every number with its source."""
     from hrm.profile_files import dump_profile, load_profile, profile_document
 
@@ -444,7 +302,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
 
 @models_app.command("show")
 def show_model(
-    name: Annotated[str, typer.Argument(autocompletion=_complete_model)],
+    name: Annotated[str, typer.Argument(autocompletion=complete_model)],
     weights_dtype: Annotated[str | None, typer.Option(help="Storage of the weights.")] = None,
     json_: Json = False,
 ) -> None:
