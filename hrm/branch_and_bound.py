@@ -170,6 +170,14 @@ class BranchAndBound:
             search._refresh(front)
         return search
 
+    def exclude(self, unwanted: Callable[[Point], npt.NDArray[np.bool_]]) -> None:
+        """Take points out of the search before it runs; `unwanted` gets a class of points, with arrays of counts."""
+        for front in list(self.fronts):
+            gone = unwanted(front.sheet.point)
+            for bound in front.sheet.bounds.values():
+                bound[gone] = np.inf
+            self._refresh(front)
+
     def run(self, on_progress: Callable[[str], None] | None) -> float:
         """Take nodes in the order of their bounds; return the lowest bound left open [s of all batches]."""
         while self.fronts:

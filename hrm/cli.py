@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from hrm.cli_options import (
     AttentionPin,
     BatchPin,
     ComputeDtype,
+    Contention,
     Costs,
     DenseWeightsPin,
     EmbeddingPin,
@@ -46,6 +47,7 @@ from hrm.cli_options import (
     WeightsOnDiskPin,
     WeightsOnGpuPin,
     WorkloadName,
+    check_hours,
     complete_hardware,
     complete_model,
     load_hardware,
@@ -55,10 +57,6 @@ from hrm.cli_options import (
 )
 from hrm.errors import HrmError, InputError
 from hrm.terminal import Progress, ReaderGone, forget_unwritten, print_json, print_screen, say, write
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 __all__ = ["app", "main"]
 
@@ -109,6 +107,9 @@ def plan(
     lm_head: LmHeadPin = None,
     pin_weights: PinWeights = None,
     explain: Annotated[bool, typer.Option(help="Solve the alternatives too.")] = False,
+    refine: Annotated[
+        int | None, typer.Option(metavar="K", help="Replay the K best plans in the simulator, take its best.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the plan with its inputs.")] = None,
     set_: Overrides = None,
     json_: Json = False,
@@ -119,17 +120,27 @@ def plan(
     from hrm.plans import save_plan
     from hrm.profile_files import profile_document
 
-    if not 0 < max_hours <= 1e6:
-        raise InputError(
-            f"{max_hours} is no bound", where="--max-hours", way_out="hours, above 0 and at most a million"
-        )
+    check_hours(max_hours)
     if output is not None and not output.absolute().parent.is_dir():
         raise InputError("its folder does not exist", where=f"--output: {output}")
+    if refine is not None:
+        from hrm.diverse import check_count
+
+        check_count(refine)
+        if cost_model is Costs.paper:
+            raise InputError("the paper's terms have no plan to replay", where="--refine", way_out="--cost-model full")
     pins = read_pins(locals())
     config = find_config(model)
     work, notes = load_workload_options(workload, prompt_len, gen_len, prompts, padded, requests)
     scenario = load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
     with Progress(json_) as tell:
+        judge = None
+        if refine is not None:
+            from functools import partial
+
+            from simulator.refine import refine_search
+
+            judge = partial(refine_search, scenario, count=refine, max_hours=max_hours, on_progress=tell)
         found = make_plan(
             scenario,
             hardware={"name": scenario.profile.name, "document": profile_document(scenario.profile)},
@@ -139,6 +150,7 @@ def plan(
             max_hours=max_hours,
             explain=explain,
             notes=notes,
+            refine=judge,
             on_progress=tell,
         )
     try:
@@ -158,60 +170,205 @@ def plan(
 def simulate_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
     schedule: Annotated[
-        str | None, typer.Option(help="cgopipe, s2, s3, s4, streaming or serial; default: the plan's own.")
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Whole decode steps in trace and plot; default: 1, two layers of it in the plot.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Replay every task of every step.")] = False,
-    contention: Annotated[
-        bool, typer.Option("--contention/--no-contention", help="Let lanes share memory, link and cores.")
-    ] = True,
+    contention: Contention = True,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a Perfetto trace of a decode step and its neighbours.")
+        Path | None, typer.Option(help="Write a Perfetto trace of the decode steps and their neighbours.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the timeline of every lane: a PNG or SVG file.")] = None,
+    jitter: Annotated[float, typer.Option(help="Spread of every task's seconds [share].")] = 0.0,
+    routing_skew: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity; 0 = uniform.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of jitter and routing skew.")] = 0,
     json_: Json = False,
 ) -> None:
     """Replay a plan event by event and set it beside its prediction."""
-    from hrm.plans import read_plan_document
-    from hrm.rates import derive_rates
-    from hrm.scenario import measure_sizes
-    from hrm.trivial import predict_policy
-    from simulator.replay import replay_plan, step_trace
-    from simulator.summary import replay_document, replay_tables, save_trace
+    from simulator.replay_tables import print_replay
+    from simulator.summary import simulate_command
 
-    scenario, policy, _ = read_plan_document(plan_file)
-    name = schedule or policy.schedule
-    rates = derive_rates(scenario.profile, scenario.formats)
-    prediction = predict_policy(scenario, measure_sizes(scenario), rates, policy)
     with Progress(json_) as tell:
-        if tell is not None:
-            tell(f"replaying {name}")
-        replay = replay_plan(scenario, policy, name, contention=contention, full=full)
-    document = replay_document(replay, prediction, name, contention=contention)
-    if trace is not None:
-        middle = max(0, (scenario.workload.generation_length - 1) // 2)
-        save_trace(*step_trace(scenario, policy, name, step=middle, contention=contention), trace)
+        document = simulate_command(
+            plan_file,
+            schedule=schedule,
+            steps=steps,
+            full=full,
+            contention=contention,
+            trace=trace,
+            plot=plot,
+            jitter=jitter,
+            routing_skew=routing_skew,
+            seed=seed,
+            on_progress=tell,
+        )
     if json_:
         print_json(document)
-        return
-
-    def show(console: Console) -> None:
-        shared = "with contention" if contention else "without contention"
-        console.print(
-            f"{scenario.model.name} on {scenario.profile.name}, schedule {name}, {shared}: {document['tasks']:,} tasks "
-            f"replayed in {document['simulate_seconds']:.2f} s"
-        )
-        for table in replay_tables(document):
-            console.print(table)
-        bubble = document["bubble_s"]
-        console.print(
-            f"bound by the busiest lane: {document['bound_layer_latency_s']:.4g} s per layer; left idle: "
-            f"{max(0.0, bubble):.4g} s ({max(0.0, bubble) / document['layer_latency_s']:.1%})"
-            if document["layer_latency_s"]
-            else "one generated token: no decode step"
-        )
-
-    print_screen(show)
+    else:
+        print_screen(lambda console: print_replay(document, console))
     if trace is not None:
         say(f"saved to {trace}; open it in Perfetto")
+    if plot is not None:
+        say(f"saved to {plot}")
+
+
+@app.command("sweep")
+def sweep_values(
+    hw: Hardware,
+    model: Model,
+    vary: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUES", help="Vary this, e.g. cpu.memory=64GiB:512GiB:64GiB; twice makes a grid."),
+    ],
+    schedules: Annotated[str, typer.Option(help="best, cgopipe, s2, s3, s4, streaming, serial.")] = "cgopipe,s4",
+    predict_only: Annotated[bool, typer.Option("--predict-only", help="Do not simulate.")] = False,
+    contention: Contention = True,
+    workload: WorkloadName = None,
+    prompt_len: PromptLength = None,
+    gen_len: GenerationLength = None,
+    prompts: PromptFile = None,
+    padded: Padded = False,
+    requests: Requests = 10_000,
+    max_hours: MaxHours = 24.0,
+    cost_model: Annotated[Costs, typer.Option(help="full, or the paper's own terms (Eqs. 12-14).")] = Costs.full,
+    weights_dtype: WeightsDtype = None,
+    kv_dtype: KvDtype = None,
+    compute_dtype: ComputeDtype = None,
+    batch: BatchPin = None,
+    micro_batch: MicroBatchPin = None,
+    num_micro_batches: NumMicroBatchesPin = None,
+    prefill_micro_batch: PrefillMicroBatchPin = None,
+    attention: AttentionPin = None,
+    ffn: FfnPin = None,
+    weights_on_gpu: WeightsOnGpuPin = None,
+    weights_on_disk: WeightsOnDiskPin = None,
+    kv_on_gpu: KvOnGpuPin = None,
+    kv_on_disk: KvOnDiskPin = None,
+    weight_slots: WeightSlotsPin = None,
+    dense_weights: DenseWeightsPin = None,
+    embedding: EmbeddingPin = None,
+    lm_head: LmHeadPin = None,
+    pin_weights: PinWeights = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; one per core if not given.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="CSV file, filled as rows are found; a stopped sweep goes on.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew whatever the CSV file holds.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the sweep: a PNG or SVG file.")] = None,
+    set_: Overrides = None,
+    json_: Json = False,
+) -> None:
+    """Find and simulate the best plan of every schedule over a range of machines, models or workloads."""
+    from simulator.sweep_study import check_something_fits, make_study, sweep_command
+    from simulator.sweep_summary import print_sweep
+
+    check_hours(max_hours)
+    work, notes = load_workload_options(workload, prompt_len, gen_len, prompts, padded, requests)
+    study = make_study(
+        vary,
+        hw=hw,
+        model=model,
+        overrides=set_,
+        schedules=schedules,
+        workload=work,
+        generation_length=gen_len,
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype,
+        compute_dtype=compute_dtype,
+        pins=read_pins(locals()),
+        cost_model=cost_model.value,
+        max_hours=max_hours,
+        simulate=not predict_only,
+        contention=contention,
+        notes=notes,
+    )
+    document = sweep_command(study, output=output, overwrite=overwrite, plot=plot, jobs=jobs)
+    print_json(document) if json_ else print_screen(lambda console: print_sweep(document, console))
+    for path in (output, plot):
+        if path is not None:
+            say(f"saved to {path}")
+    check_something_fits(document)
+
+
+@app.command("compare")
+def compare(
+    hw: Hardware,
+    model: Model,
+    workload: WorkloadName = None,
+    prompt_len: PromptLength = None,
+    gen_len: GenerationLength = None,
+    prompts: PromptFile = None,
+    padded: Padded = False,
+    requests: Requests = 10_000,
+    max_hours: MaxHours = 24.0,
+    weights_dtype: WeightsDtype = None,
+    kv_dtype: KvDtype = None,
+    compute_dtype: ComputeDtype = None,
+    batch: BatchPin = None,
+    micro_batch: MicroBatchPin = None,
+    num_micro_batches: NumMicroBatchesPin = None,
+    prefill_micro_batch: PrefillMicroBatchPin = None,
+    attention: AttentionPin = None,
+    ffn: FfnPin = None,
+    weights_on_gpu: WeightsOnGpuPin = None,
+    weights_on_disk: WeightsOnDiskPin = None,
+    kv_on_gpu: KvOnGpuPin = None,
+    kv_on_disk: KvOnDiskPin = None,
+    weight_slots: WeightSlotsPin = None,
+    dense_weights: DenseWeightsPin = None,
+    embedding: EmbeddingPin = None,
+    lm_head: LmHeadPin = None,
+    pin_weights: PinWeights = None,
+    schedules: Annotated[str | None, typer.Option(help="Which ones, with commas between them; all by default.")] = None,
+    contention: Contention = True,
+    plot: Annotated[Path | None, typer.Option(help="Draw their timelines below each other: a PNG or SVG file.")] = None,
+    set_: Overrides = None,
+    json_: Json = False,
+) -> None:
+    """Simulate every schedule under the best plan, and under the best plan of its own."""
+    from hrm.model_files import find_config
+    from hrm.planning import make_plan
+    from hrm.plots import save_figure
+    from hrm.profile_files import profile_document
+    from simulator.compare import compare_schedules, read_schedules
+    from simulator.compare_tables import comparison_document, comparison_figure, print_comparison
+    from simulator.summary import check_output
+
+    check_hours(max_hours)
+    check_output(plot, "--plot", figure=True)
+    names = read_schedules(schedules)
+    pins = read_pins(locals())
+    config = find_config(model)
+    work, notes = load_workload_options(workload, prompt_len, gen_len, prompts, padded, requests)
+    scenario = load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
+    if plot is not None and work.generation_length == 1:
+        raise InputError(
+            "one token is generated, and prefill gives it: there is no decode step to draw",
+            where=f"--plot: {plot}",
+            way_out="--gen-len 2 or more",
+        )
+    with Progress(json_) as tell:
+        found = make_plan(
+            scenario,
+            hardware={"name": scenario.profile.name, "document": profile_document(scenario.profile)},
+            model={"name": scenario.model.name, "config": config["values"]},
+            pins=pins,
+            max_hours=max_hours,
+            notes=notes,
+            on_progress=tell,
+        )
+        compared = compare_schedules(found, names, contention=contention, panels=plot is not None, on_progress=tell)
+    try:
+        if plot is not None:
+            save_figure(comparison_figure(compared), plot, where="--plot")
+            say(f"saved to {plot}")
+    finally:  # what took a while to find is shown even where it cannot be saved
+        if json_:
+            print_json(comparison_document(compared))
+        else:
+            print_screen(lambda console: print_comparison(compared, console))
 
 
 @app.command("roofline")

@@ -1,456 +1,335 @@
-"""The launcher: issues the tasks of a schedule one after the other, as Algorithm 1 of the paper does.
-
-Terms: a *stage* is a layer of one pass, or its streamed lm_head; a *position* is one micro-batch in one stage. A page
-is a piece of a stage's streamed weights.
-"""
+"""The launcher: issues the tasks of a schedule one after the other, as Algorithm 1 of the paper does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from hrm.graph import Hold, Lane, LaneKind, Op, Operator, Phase, Task, TaskId
-from hrm.layout import ATTENTION_KERNELS, POST_KERNELS, PRE_KERNELS, Layout, PageBytes
+from hrm.attention_tasks import AttentionTasks
+from hrm.graph import Hold, Op, Operator
+from hrm.holds import ACTIVATIONS, WAITING, held
+from hrm.issuing import CPU, D2H, DISK, GPU, H2D, Issued, Stage
+from hrm.layout import POST_KERNELS
+from hrm.weight_copies import HEAD_BUFFERS
 
-__all__ = ["Launcher", "Schedule", "Stage"]
-
-GPU, CPU = Lane(LaneKind.GPU, 0), Lane(LaneKind.CPU)
-H2D, D2H = Lane(LaneKind.H2D, 0), Lane(LaneKind.D2H, 0)
-PIN, DISK = Lane(LaneKind.PIN), Lane(LaneKind.DISK)
+__all__ = ["Launcher"]
 
 LOOKAHEAD = 2
 """Micro-batches whose attention is issued ahead of the one that finishes (Algorithm 1)."""
 
-STAGING_DEPTH = 2
-"""Pages in the pinned ring between CPU memory or disk and the link."""
-
-KV_BUFFERS = 2
-"""Micro-batches' KV caches on the GPU where attention is there and the cache is not: in use, and the next."""
-
-
-class Stage(NamedTuple):
-    """One layer of one pass; layer L is the streamed lm_head."""
-
-    phase: Phase
-    step: int
-    layer: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How a schedule lays out a pass.
-
-    Attributes
-    ----------
-    name, summary : str
-    lookahead : int
-        Micro-batches whose attention is issued before the current one finishes.
-    paged : bool
-        The next stage's weights come in as many pages as there are micro-batches, between the other copies; else as
-        one block.
-    block_first : bool
-        That block is issued before the stage's other copies, else after its first hidden-state load.
-    attention_on_gpu : bool or None
-        What it needs A_g to be; None = either.
-    """
-
-    name: str
-    summary: str
-    lookahead: int
-    paged: bool
-    block_first: bool
-    attention_on_gpu: bool | None
-    on_cpu: bool = False
-    serial: bool = False
-    one_micro_batch: bool = False
-
 
 @dataclass(slots=True)
-class Launcher:
-    """Tasks in the order they are issued. Mutable on purpose: a launcher that remembers what it issued."""
+class Launcher(AttentionTasks):
+    """Issues whole passes."""
 
-    layout: Layout
-    schedule: Schedule
-    tasks: list[Task] = field(default_factory=list)
-    pages: dict[Stage, list[TaskId]] = field(default_factory=dict)  # loads of a stage's weights
-    done: dict[tuple[Stage, int], TaskId] = field(default_factory=dict)  # what ends a micro-batch in a stage
-    embedded: dict[tuple[Phase, int, int], TaskId] = field(default_factory=dict)
-    before_post: dict[tuple[Stage, int], list[TaskId]] = field(default_factory=dict)
-    hidden: dict[tuple[Stage, int], TaskId] = field(default_factory=dict)
-    loads: list[TaskId] = field(default_factory=list)  # loads that empty the pinned ring, in order
-    kv_attention: dict[tuple[Stage, int], TaskId] = field(default_factory=dict)
-    kv_stored: dict[tuple[int, int], TaskId] = field(default_factory=dict)  # last store of a layer and micro-batch
-    kv_loads: list[tuple[Stage, int]] = field(default_factory=list)  # KV caches copied to the GPU, in order
-    last_sample: dict[int, TaskId] = field(default_factory=dict)
-    order: list[Stage] = field(default_factory=list)
-    number: dict[Stage, int] = field(default_factory=dict)  # of each stage in `order`
-    loaded: dict[Stage, float] = field(default_factory=dict)  # bytes in the slots of a stage
+    rows_out: list[Issued] = field(default_factory=list)  # stores of hidden states of prefill, in order
 
-    def add(
-        self,
-        op: Op,
-        lane: Lane,
-        stage: Stage,
-        after: tuple[TaskId, ...] = (),
-        *,
-        micro_batch: int | None = None,
-        page: int | None = None,
-        part: int | None = None,
-        operators: tuple[Operator, ...] = (),
-        bytes_moved: float = 0.0,
-        launches: int = 0,
-        acquires: tuple[Hold, ...] = (),
-        releases: tuple[Hold, ...] = (),
-    ) -> TaskId:
-        """Issue one task."""
-        name = TaskId(op, stage.phase, stage.step, stage.layer, micro_batch, page, lane.device, part)
-        self.tasks.append(
-            Task(name, lane, tuple(dict.fromkeys(after)), operators, bytes_moved, launches, acquires, releases)
-        )
-        return name
-
-    # Passes
-
-    def run(self, stages: list[Stage], phase: Phase) -> None:
-        """Issue the stages of one phase."""
-        micro_batches = self.layout.micro_batches(phase)
-        start = len(self.order)
-        self.order += stages
-        self.number.update({stage: start + position for position, stage in enumerate(stages)})
-        for page in range(self._num_pages(phase)):  # prologue: the first stage's weights, before anything overlaps
-            self._prepare(stages[0], page)
-            self._load(stages[0], page)
-        for j in range(micro_batches):
-            self._embed(stages[0], j)
-        ahead = min(self.schedule.lookahead, micro_batches) if phase == "decode" else 0
+    def issue(self, stages: list[Stage]) -> Iterator[None]:
+        """Issue stages of one phase; yields at the end of every pass over the layers."""
+        if not stages:
+            return
+        phase = stages[0].phase
+        self._pages(stages[0], 0, 1)  # prologue: the first stage's weights, before anything overlaps
+        self._read_experts(stages[0])
         layers = self.layout.num_layers
-        computed = [(stage, j) for stage in stages if stage.layer < layers for j in range(micro_batches)]
-        issued = 0
-        passed = 0
+        if phase == "decode" and stages[0].layer == 0:
+            for j in self.members(stages[0]):
+                self._embed(stages[0], j)
+        computed = [(stage, j) for stage in stages if stage.layer < layers for j in self.members(stage)]
+        ahead = min(self.schedule.lookahead, len(self.members(stages[0]))) if phase == "decode" else 0
+        issued = passed = 0
         for number, stage in enumerate(stages):
             following = stages[number + 1] if number + 1 < len(stages) else None
-            for j in range(micro_batches):
-                if stage.layer < layers:
-                    passed += 1
-                while issued < min(passed if ahead == 0 else passed + ahead - 1, len(computed)):
-                    if issued < passed and not self._ready(*computed[issued]):
-                        break
-                    if not self._ready(*computed[issued]):
-                        break
+            if following is not None:
+                self._read_experts(following)
+            if stage.layer == layers:
+                for _ in self._head(stage, following):
+                    while ahead and issued < min(passed + ahead, len(computed)) and self._ready(*computed[issued]):
+                        self._before(*computed[issued])
+                        issued += 1
+                yield
+                continue
+            members = self.members(stage)
+            for place, j in enumerate(members):
+                passed += 1
+                while issued < min(passed if ahead == 0 else passed + ahead - 1, len(computed)) and (
+                    self._ready(*computed[issued])
+                ):
                     self._before(*computed[issued])
                     issued += 1
-                if ahead == 0 and self.schedule.block_first and j == 0 and self.layout.policy.weight_slots != 1:
-                    self._block(following, phase)
-                self._copies(stage, following, j, phase)
-                if stage.layer < layers:
-                    self._after(stage, j)
-                if self._ends_step(stage):
+                if phase == "prefill" and passed < len(computed):
+                    self._row(*computed[passed], self.pres[-1:])
+                self._copies(stage, following, place, j)
+                self._after(stage, j)
+                if self._ends_pass(stage) and stage.layer == layers - 1 and self.layout.policy.lm_head_on_gpu:
                     self._finish(stage, j)
-                if following is not None and self.layout.policy.weight_slots == 1 and j == micro_batches - 1:
-                    for page in range(self._num_pages(phase)):
-                        self._prepare(following, page)
-                        self._load(following, page)
+                if following is not None and self.layout.policy.weight_slots == 1 and place == len(members) - 1:
+                    self._pages(following, 0, 1)
                 while ahead and issued < min(passed + ahead, len(computed)) and self._ready(*computed[issued]):
                     self._before(*computed[issued])
                     issued += 1
-
-    def _ends_step(self, stage: Stage) -> bool:
-        last = self.layout.num_layers - (1 if self.layout.policy.lm_head_on_gpu else 0)
-        return stage.layer == last
+            if self._ends_pass(stage):
+                yield
 
     def _ready(self, stage: Stage, j: int) -> bool:
-        """Whether what a micro-batch's layer starts from has been issued."""
+        """Whether what a position starts from has been issued."""
+        if stage.phase == "prefill" and stage.layer == 0:
+            return True
         if stage.layer == 0:
-            return (stage.phase, stage.step, j) in self.embedded
-        return (Stage(stage.phase, stage.step, stage.layer - 1), j) in self.done
+            if (stage.phase, stage.step, j) in self.shared.embedded:
+                return True
+            before = (stage.phase, stage.step - 1)
+            return self.layout.pipelined and (before not in self.shared.passes or (*before, j) in self.shared.sampled)
+        return (stage._replace(layer=stage.layer - 1), j) in self.shared.done
 
-    # Weights
-
-    def _num_pages(self, phase: Phase) -> int:
-        return self.layout.micro_batches(phase) if self.schedule.paged else 1
-
-    def _page(self, stage: Stage) -> PageBytes:
-        whole = self.layout.streamed(stage.layer, experts=self._experts_on_gpu(stage))
-        count = self._num_pages(stage.phase)
-        return PageBytes(whole.cpu / count, whole.disk / count)
-
-    def _experts_on_gpu(self, stage: Stage) -> bool:
-        return stage.phase == "prefill" or self.layout.policy.ffn_on_gpu
-
-    def _prepare(self, stage: Stage, page: int) -> None:
-        """Bring one page into the pinned ring: from CPU memory where weights are not pinned, and from disk."""
-        size = self._page(stage)
-        reuse = (self.loads[-STAGING_DEPTH],) if len(self.loads) >= STAGING_DEPTH else ()
-        if size.disk > 0:
-            self.add(Op.READ_DISK, DISK, stage, reuse, page=page, bytes_moved=size.disk)
-        if size.cpu > 0 and not self.layout.policy.pin_weights:
-            self.add(Op.STAGE_WEIGHTS, PIN, stage, reuse, page=page, bytes_moved=size.cpu)
-
-    def _load(self, stage: Stage, page: int) -> None:
-        """Copy one page to its slot on the GPU, once the slot is free."""
-        size = self._page(stage)
-        loads = self.pages.setdefault(stage, [])
-        if size.total <= 0:
-            return
-        after: list[TaskId] = []
-        name = TaskId(Op.READ_DISK, stage.phase, stage.step, stage.layer, None, page, None, None)
-        if size.disk > 0:
-            after.append(name)
-        if size.cpu > 0 and not self.layout.policy.pin_weights:
-            after.append(name._replace(op=Op.STAGE_WEIGHTS))
-        slots = 1 if self.layout.policy.weight_slots == 1 else 2
-        held = self._stage_before(stage, slots)
-        if held is not None:
-            last = self.layout.micro_batches(held.phase) - 1
-            after.append(self.done[(held, last)])
-        hold = (Hold("gpu", "weight slots", size.total),)
-        loads.append(
-            self.add(Op.LOAD_WEIGHTS, H2D, stage, tuple(after), page=page, bytes_moved=size.total, acquires=hold)
-        )
-        self.loads.append(loads[-1])
-        self.loaded[stage] = self.loaded.get(stage, 0.0) + size.total
-
-    def _stage_before(self, stage: Stage, distance: int) -> Stage | None:
-        """The stage that used the slot: `distance` streamed stages earlier."""
-        position = self.number[stage]
-        while position > 0 and distance > 0:
-            position -= 1
-            if self.pages.get(self.order[position]):
-                distance -= 1
-        return self.order[position] if distance == 0 and position >= 0 else None
-
-    def _block(self, following: Stage | None, phase: Phase) -> None:
-        if following is not None:
-            self._prepare(following, 0)
-            self._load(following, 0)
-
-    def _weights(self, stage: Stage) -> list[TaskId]:
-        """What to wait for until a stage's weights are there: its last page, since a lane takes copies in order."""
-        return self.pages.get(stage, [])[-1:]
-
-    # One position
-
-    def _embed(self, stage: Stage, j: int) -> None:
-        key = (stage.phase, stage.step, j)
-        if key in self.embedded:
-            return
-        sampled = self.last_sample.get(j)
-        after = () if sampled is None or stage.phase == "prefill" else (sampled,)
-        layout, first = self.layout, Stage(stage.phase, stage.step, 0)
-        operators = layout.embedding(stage.phase)
-        if layout.policy.embedding_on_gpu:
-            self.embedded[key] = self.add(Op.EMBED, GPU, first, after, micro_batch=j, operators=operators)
-            return
-        looked_up = self.add(Op.EMBED, CPU, first, after, micro_batch=j, operators=operators)
-        size = layout.tokens(stage.phase) * layout.row_bytes
-        self.embedded[key] = self.add(Op.LOAD_HIDDEN, H2D, first, (looked_up,), micro_batch=j, part=0, bytes_moved=size)
-
-    def _before(self, stage: Stage, j: int) -> None:
-        """Everything of a micro-batch's layer up to attention on the CPU, or to the projections."""
-        layout, policy, tokens = self.layout, self.layout.policy, self.layout.tokens(stage.phase)
-        start = self.embedded[(stage.phase, stage.step, j)] if stage.layer == 0 else None
-        after = [start if start is not None else self.done[(Stage(stage.phase, stage.step, stage.layer - 1), j)]]
-        if not policy.dense_weights_on_gpu:
-            after += self._weights(stage)
-        if stage.phase == "prefill" and (stage, j) in self.hidden:
-            after.append(self.hidden[(stage, j)])
-        operators = layout.operators(stage.phase, stage.layer)
-        pre = self.add(
-            Op.PRE_ATTENTION, GPU, stage, tuple(after), micro_batch=j, operators=operators["pre"], launches=PRE_KERNELS
-        )
-        if stage.phase == "prefill":
-            attention = self.add(
-                Op.ATTENTION,
-                GPU,
-                stage,
-                (pre,),
-                micro_batch=j,
-                operators=layout.attention_prefill(stage.layer),
-                launches=ATTENTION_KERNELS,
-            )
-            self.before_post[(stage, j)] = [attention]
-            return
-        if policy.attention_on_gpu:
-            self.before_post[(stage, j)] = [self._attention_on_gpu(stage, j, pre)]
-            return
-        waits = []
-        if policy.kv_on_gpu > 0:
-            waits.append(self._gpu_share(stage, j, pre))
-        share = 1.0 - policy.kv_on_gpu
-        if share > 0:
-            copy = self.add(
-                Op.OFFLOAD_QKV, D2H, stage, (pre,), micro_batch=j, bytes_moved=tokens * share * layout.qkv_bytes
-            )
-            ready = [copy]
-            if policy.kv_on_disk > 0:
-                ready.append(self._read_kv(stage, j))
-            attention = self.add(
-                Op.ATTENTION,
-                CPU,
-                stage,
-                tuple(ready),
-                micro_batch=j,
-                operators=layout.attention_decode(stage.layer, stage.step, share),
-            )
-            self.hidden[(stage, j)] = attention
-        self.before_post[(stage, j)] = waits
-
-    def _gpu_share(self, stage: Stage, j: int, pre: TaskId) -> TaskId:
-        operators = self.layout.attention_decode(stage.layer, stage.step, self.layout.policy.kv_on_gpu)
-        return self.add(
-            Op.ATTENTION, GPU, stage, (pre,), micro_batch=j, part=1, operators=operators, launches=ATTENTION_KERNELS
-        )
-
-    def _attention_on_gpu(self, stage: Stage, j: int, pre: TaskId) -> TaskId:
-        layout, policy = self.layout, self.layout.policy
-        after = [pre]
-        if policy.kv_on_gpu < 1.0:
-            after.append(self._load_kv(stage, j))
-            following = j + 1
-            if following < layout.micro_batches("decode"):
-                self._load_kv(stage, following)  # the next micro-batch's cache comes while this one computes
-        attention = self.add(
-            Op.ATTENTION,
-            GPU,
-            stage,
-            tuple(after),
-            micro_batch=j,
-            operators=layout.attention_decode(stage.layer, stage.step, 1.0),
-            launches=ATTENTION_KERNELS,
-        )
-        self.kv_attention[(stage, j)] = attention
-        if policy.kv_on_gpu < 1.0:
-            size = layout.requests("decode") * layout.kv_new_bytes * (1.0 - policy.kv_on_gpu)
-            stored = self.add(Op.STORE_KV, D2H, stage, (pre,), micro_batch=j, bytes_moved=size)
-            self.kv_stored[(stage.layer, j)] = stored
-            if policy.kv_on_disk > 0:
-                self._write_kv(stage, j, stored)
-        return attention
-
-    def _load_kv(self, stage: Stage, j: int) -> TaskId:
-        """Copy a micro-batch's cache into one of two slots (D4); each waits for the attention that used it."""
-        name = TaskId(Op.LOAD_KV, stage.phase, stage.step, stage.layer, j, None, 0, None)
-        key = (stage, j)
-        if self.hidden.get(key) == name:
-            return name
-        layout, policy = self.layout, self.layout.policy
-        after = []
-        self.kv_loads.append(key)
-        if len(self.kv_loads) > KV_BUFFERS:
-            after.append(self.kv_attention[self.kv_loads[-1 - KV_BUFFERS]])
-        if (stage.layer, j) in self.kv_stored:
-            after.append(self.kv_stored[(stage.layer, j)])  # what the step before added, or prefill
-        if policy.kv_on_disk > 0:
-            after.append(self._read_kv(stage, j))
-        size = layout.kv_read_bytes(stage.layer, stage.step) * (1.0 - policy.kv_on_gpu)
-        self.hidden[key] = self.add(Op.LOAD_KV, H2D, stage, tuple(after), micro_batch=j, bytes_moved=size)
-        return name
-
-    def _read_kv(self, stage: Stage, j: int) -> TaskId:
-        size = self.layout.kv_read_bytes(stage.layer, stage.step) * self.layout.policy.kv_on_disk
-        return self.add(Op.READ_DISK, DISK, stage, micro_batch=j, bytes_moved=size)
-
-    def _write_kv(self, stage: Stage, j: int, after: TaskId) -> None:
-        size = self.layout.requests("decode") * self.layout.kv_new_bytes * self.layout.policy.kv_on_disk
-        self.add(Op.WRITE_DISK, DISK, stage, (after,), micro_batch=j, bytes_moved=size)
-
-    def _copies(self, stage: Stage, following: Stage | None, j: int, phase: Phase) -> None:
+    def _copies(self, stage: Stage, following: Stage | None, place: int, j: int) -> None:
         """Copies of a position towards the GPU: hidden states first, then a page of the next stage."""
-        layout, policy = self.layout, self.layout.policy
-        if phase == "decode" and not policy.attention_on_gpu and (stage, j) in self.hidden:
-            size = layout.tokens(phase) * (1.0 - policy.kv_on_gpu) * layout.result_bytes
+        layout, policy, schedule = self.layout, self.layout.policy, self.schedule
+        ahead = following if policy.weight_slots != 1 else None  # one slot: free only when this stage is done
+        first = ahead is not None and not schedule.paged and place == 0
+        if first and schedule.block_first and ahead is not None:
+            self._pages(ahead, 0, 1)
+        if (stage, j) in self.results:
+            size = layout.tokens(stage.phase) * (1.0 - policy.kv_on_gpu) * layout.result_bytes
             loaded = self.add(
-                Op.LOAD_HIDDEN, H2D, stage, (self.hidden[(stage, j)],), micro_batch=j, part=1, bytes_moved=size
+                Op.LOAD_HIDDEN,
+                H2D,
+                stage,
+                (self.results[(stage, j)],),
+                micro_batch=j,
+                part=1,
+                bytes_moved=size,
+                acquires=held("gpu", ACTIVATIONS, self.sizes.decode.result),
             )
             self.before_post[(stage, j)].append(loaded)
-        if following is None or policy.weight_slots == 1:  # one slot: free only when this stage is done
+        if ahead is None:
             return
-        if self.schedule.paged:
-            self._prepare(following, j)
-            self._load(following, j)
-        elif not self.schedule.block_first and j == 0:
-            self._block(following, phase)
+        if schedule.paged:
+            self._pages(ahead, place, len(self.members(stage)))
+        elif first and not schedule.block_first:
+            self._pages(ahead, 0, 1)
+
+    # The rest of a position
 
     def _after(self, stage: Stage, j: int) -> None:
         """The rest of a layer once attention is there: output projection, router, experts."""
         layout, phase = self.layout, stage.phase
         operators = layout.operators(phase, stage.layer)
-        after = (*self.before_post[(stage, j)], *self._weights(stage))
         on_gpu = self._experts_on_gpu(stage) or not operators["experts"]
-        work = operators["post"] + (operators["experts"] if on_gpu else ())
-        last = j == layout.micro_batches(phase) - 1
-        slot = self.loaded.get(stage, 0.0) if last else 0.0
-        releases = (Hold("gpu", "weight slots", slot),) if slot else ()
-        post = self.add(
+        alive = self.sizes.pieces(phase)
+        last = j == self.members(stage)[-1]
+        releases = held("gpu", ACTIVATIONS, alive.compute)
+        takes = releases if phase == "decode" else self._outgoing_holds(stage)
+        if (stage, j) in self.results:
+            releases += held("gpu", ACTIVATIONS, alive.result)
+        post = self._project(
+            stage,
+            j,
+            (*self.before_post[(stage, j)], *self._weights(stage), *(self.rows_out[-1:] if phase == "prefill" else ())),
+            operators["post"] + (operators["experts"] if on_gpu else ()),
+            acquires=takes,
+            releases=releases,
+            slot_free=last,
+        )
+        ends: tuple[Issued, ...] = (post,)
+        if not on_gpu:
+            ends = self._experts_on_cpu(stage, j, post, operators["experts"])
+            if last:
+                self.cpu_experts.append(ends)
+        self.shared.done[(stage, j)] = ends
+        if phase == "prefill":
+            self._offload_prompts(stage, j, post)
+        elif layout.pipelined and stage.layer < layout.num_layers - 1 and self._ends_pass(stage):
+            row = layout.tokens(phase) * layout.row_bytes
+            self.shared.stored_rows[(stage, j)] = self.add(
+                Op.STORE_HIDDEN, D2H, stage, ends, micro_batch=j, part=3, bytes_moved=row
+            )
+
+    def _project(
+        self,
+        stage: Stage,
+        j: int,
+        after: tuple[Issued, ...],
+        operators: tuple[Operator, ...],
+        *,
+        acquires: tuple[Hold, ...],
+        releases: tuple[Hold, ...],
+        slot_free: bool,
+    ) -> Issued:
+        """Post-attention; on a tensor-parallel group its two halves, each with the sum of the GPUs' parts."""
+        if self.layout.group_size == 1:
+            post = self.add(
+                Op.POST_ATTENTION,
+                GPU,
+                stage,
+                after,
+                micro_batch=j,
+                operators=operators,
+                launches=POST_KERNELS,
+                acquires=acquires,
+                releases=releases + (self._free(stage, ()) if slot_free else ()),
+            )
+            if slot_free:
+                self.freed[stage] = (post,)
+            return post
+        first, rest = self.layout.halves(operators)
+        half = self.add(
             Op.POST_ATTENTION,
             GPU,
             stage,
             after,
             micro_batch=j,
-            operators=work,
-            launches=POST_KERNELS,
-            releases=releases if on_gpu else (),
+            part=0,
+            operators=first,
+            launches=1,
+            acquires=acquires,
         )
-        if not on_gpu:
-            row = layout.tokens(phase) * layout.row_bytes
-            stored = self.add(Op.STORE_HIDDEN, D2H, stage, (post,), micro_batch=j, bytes_moved=row)
-            experts = self.add(Op.EXPERTS, CPU, stage, (stored,), micro_batch=j, operators=operators["experts"])
-            post = self.add(
-                Op.LOAD_HIDDEN, H2D, stage, (experts,), micro_batch=j, part=2, bytes_moved=row, releases=releases
-            )
-        self.done[(stage, j)] = post
-        if phase == "prefill":
-            self._offload_prefill(stage, j, post)
+        half = self._all_reduce(stage, j, half, 0)
+        post = self.add(
+            Op.POST_ATTENTION,
+            GPU,
+            stage,
+            (half,),
+            micro_batch=j,
+            part=1,
+            operators=rest,
+            launches=POST_KERNELS - 1,
+            releases=releases + (self._free(stage, ()) if slot_free else ()),
+        )
+        if slot_free:
+            self.freed[stage] = (post,)
+        return self._all_reduce(stage, j, post, 1)
 
-    def _offload_prefill(self, stage: Stage, j: int, post: TaskId) -> None:
+    def _all_reduce(self, stage: Stage, j: int, after: Issued, part: int) -> Issued:
+        size = self.layout.all_reduce_bytes(stage.phase)
+        return self.add(
+            Op.ALL_REDUCE, GPU, stage, (after,), micro_batch=j, part=part, bytes_moved=size, each=True, launches=1
+        )
+
+    def _experts_on_cpu(
+        self, stage: Stage, j: int, post: Issued, operators: tuple[Operator, ...]
+    ) -> tuple[Issued, ...]:
+        """Experts where they lie: those in CPU memory there, those on the GPU, if any, beside them."""
+        layout, here = self.layout, self.layout.policy.weights_on_gpu
+        row = layout.tokens(stage.phase) * layout.row_bytes
+        stored = self.add(Op.STORE_HIDDEN, D2H, stage, (post,), micro_batch=j, bytes_moved=row)
+        ends: list[Issued] = []
+        if here > 0:
+            resident = layout.experts_of(here, operators)
+            ends.append(self.add(Op.EXPERTS, GPU, stage, (post,), micro_batch=j, operators=resident, launches=1))
+        ready = (stored, *((self.disk_experts[stage],) if stage in self.disk_experts else ()))
+        work = layout.experts_of(1.0 - here, operators)
+        experts = self.add(Op.EXPERTS, CPU, stage, ready, micro_batch=j, operators=work)
+        back = self.add(Op.LOAD_HIDDEN, H2D, stage, (experts,), micro_batch=j, part=2, bytes_moved=row, each=True)
+        return (*ends, back)
+
+    def _outgoing_holds(self, stage: Stage) -> tuple[Hold, ...]:
+        return held("gpu", ACTIVATIONS, self.sizes.prefill.row) if self._goes_out(stage) else ()
+
+    def _goes_out(self, stage: Stage) -> bool:
+        """Whether hidden states of prefill leave the GPU between two layers."""
+        layout = self.layout
+        if stage.layer >= layout.num_layers - 1:
+            return False
+        return layout.every_micro_batch("prefill") > 1 or (layout.pipelined and self._ends_pass(stage))
+
+    def _offload_prompts(self, stage: Stage, j: int, post: Issued) -> None:
         """KV cache of the prompts to where it lies; hidden states to CPU memory where several micro-batches wait."""
         layout, policy = self.layout, self.layout.policy
         off_gpu = 1.0 - policy.kv_on_gpu
         if off_gpu > 0:
             attention = self.before_post[(stage, j)][0]
+            size = layout.kv_prompt_bytes()
             stored = self.add(
-                Op.STORE_KV, D2H, stage, (attention,), micro_batch=j, bytes_moved=layout.kv_prompt_bytes() * off_gpu
+                Op.STORE_KV,
+                D2H,
+                stage,
+                (attention,),
+                micro_batch=j,
+                bytes_moved=size * off_gpu,
+                releases=held("gpu", ACTIVATIONS, self.sizes.prefill.new_kv),
             )
-            self._keep_stored(stage, stored)
+            self.kv_out.append(stored)
+            for other in range(layout.micro_batches("decode")):
+                self.shared.kv_stored[(stage.layer, other)] = stored  # decode's are others: it waits for the last
             if policy.kv_on_disk > 0:
-                size = layout.kv_prompt_bytes() * policy.kv_on_disk
-                self.add(Op.WRITE_DISK, DISK, stage, (stored,), micro_batch=j, bytes_moved=size)
-        if layout.micro_batches("prefill") > 1 and stage.layer < layout.num_layers - 1:
-            row = layout.tokens("prefill") * layout.row_bytes
-            kept = self.add(Op.STORE_HIDDEN, D2H, stage, (post,), micro_batch=j, bytes_moved=row)
-            after = Stage(stage.phase, stage.step, stage.layer + 1)
-            self.hidden[(after, j)] = self.add(
-                Op.LOAD_HIDDEN, H2D, after, (kept,), micro_batch=j, part=0, bytes_moved=row
+                self.add(Op.WRITE_DISK, DISK, stage, (stored,), micro_batch=j, bytes_moved=size * policy.kv_on_disk)
+        if self._goes_out(stage):
+            kept = self.add(
+                Op.STORE_HIDDEN,
+                D2H,
+                stage,
+                (post,),
+                micro_batch=j,
+                bytes_moved=layout.tokens("prefill") * layout.row_bytes,
+                acquires=held("cpu", WAITING, self._waiting()),
+                releases=held("gpu", ACTIVATIONS, self.sizes.prefill.row),
             )
+            self.shared.stored_rows[(stage, j)] = kept
+            self.rows_out.append(kept)
 
-    def _keep_stored(self, stage: Stage, stored: TaskId) -> None:
-        """Decode loads a cache once prefill has stored it; its micro-batches are others, so it waits for the last."""
-        for j in range(self.layout.micro_batches("decode")):
-            self.kv_stored[(stage.layer, j)] = stored
+    # The end of a pass
+
+    def _head(self, stage: Stage, following: Stage | None) -> Iterator[None]:
+        """A streamed lm_head, piece by piece, each for all micro-batches; yields after every next token."""
+        pieces, members = self._num_pages(stage), self.members(stage)
+        for piece in range(pieces):
+            final = piece == pieces - 1
+            for place, j in enumerate(members):
+                if final and following is not None and self.layout.policy.weight_slots != 1:
+                    if self.schedule.paged:
+                        self._pages(following, place, len(members))
+                    elif place == 0:
+                        self._pages(following, 0, 1)
+                head = self._logits(stage, j, piece, pieces)
+                if final:
+                    self._sample(stage, j, head)
+                    yield
+            self.heads.append(head)
+            if piece + HEAD_BUFFERS < pieces:
+                self._bring(stage, piece + HEAD_BUFFERS)
+        if following is not None and self.layout.policy.weight_slots == 1:
+            self._pages(following, 0, 1)
 
     def _finish(self, stage: Stage, j: int) -> None:
-        """Logits and the next token of a micro-batch, and its embedding for the next step."""
-        layout = self.layout
-        last = Stage(stage.phase, stage.step, layout.num_layers - 1)
-        ends = stage.layer == layout.num_layers and j == layout.micro_batches(stage.phase) - 1
-        slot = self.loaded.get(stage, 0.0) if ends else 0.0
-        head = self.add(
+        """Logits with a resident lm_head and the next token of a micro-batch."""
+        at = stage._replace(layer=self.layout.num_layers)
+        self._sample(at, j, self._logits(at, j, None, 1))
+
+    def _logits(self, stage: Stage, j: int, piece: int | None, pieces: int) -> Issued:
+        layers = self.layout.num_layers
+        after = [*self.shared.done[(stage._replace(layer=layers - 1), j)]]
+        if piece is not None:
+            after.append(self.pieces[(stage, piece)])
+        # Of all pieces but the last only the best token so far is kept.
+        logits = held("gpu", ACTIVATIONS, self.sizes.pieces(stage.phase).logits)
+        return self.add(
             Op.LM_HEAD,
             GPU,
-            Stage(stage.phase, stage.step, layout.num_layers),
-            (self.done[(last, j)], *(self._weights(stage) if stage.layer == layout.num_layers else [])),
+            stage,
+            tuple(after),
             micro_batch=j,
-            operators=layout.head(stage.phase),
+            page=piece if pieces > 1 else None,
+            operators=self.layout.head(stage.phase, pieces),
             launches=1,
-            releases=(Hold("gpu", "weight slots", slot),) if slot else (),
+            acquires=logits,
+            releases=logits if piece is not None and piece < pieces - 1 else (),
         )
+
+    def _sample(self, stage: Stage, j: int, head: Issued) -> None:
+        """The next token of a micro-batch, and its embedding for the next step."""
         sample = self.add(
-            Op.SAMPLE, GPU, Stage(stage.phase, stage.step, layout.num_layers), (head,), micro_batch=j, launches=1
+            Op.SAMPLE,
+            GPU,
+            stage,
+            (head,),
+            micro_batch=j,
+            launches=1,
+            releases=held("gpu", ACTIVATIONS, self.sizes.pieces(stage.phase).logits),
         )
-        if stage.layer == layout.num_layers:
-            self.done[(stage, j)] = head
-        self.last_sample[j] = sample
-        if stage.phase == "decode":
-            following = Stage("decode", stage.step + 1, 0)
-            if following in self.number:
-                self._embed(following, j)
+        self.shared.done[(stage, j)] = (head,)
+        self.shared.sampled[(stage.phase, stage.step, j)] = sample
+        if stage.phase == "prefill":
+            self.shared.prefilled = sample
+        elif (stage.phase, stage.step + 1) in self.shared.passes and not self.layout.pipelined:
+            self._embed(Stage("decode", stage.step + 1, 0, stage.group), j)

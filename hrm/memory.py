@@ -8,7 +8,7 @@ Pinned buffers have fixed sizes, rounded up as the allocator does; weights are p
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,13 +32,16 @@ from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas, worst_
 from hrm.units import GIB, MIB
 
 __all__ = [
+    "ActivationPieces",
     "Terms",
+    "activation_pieces",
     "activations_per_token",
     "cpu_terms",
     "dequantisation_bytes",
     "describe_limit",
     "disk_terms",
     "gpu_terms",
+    "kv_slot_bytes",
     "limit_bytes",
     "pinned_terms",
     "rounding_bytes",
@@ -123,9 +126,35 @@ def dequantisation_bytes(scenario: Scenario) -> float:
     return max(values, default=0) * formats.activation_bytes
 
 
-def _logits(scenario: Scenario, requests: Number) -> Number:
-    """Bytes of the logits of one micro-batch in float32, plus a copy for sampling."""
-    return requests * (8.0 * scenario.model.vocab_size)
+class ActivationPieces(NamedTuple):
+    """What one micro-batch holds on the GPU(s) while it passes a layer [byte].
+
+    `compute`: the widest point of the layer; `row`: hidden states in or out; `new_kv`: KV cache of its prompts for one
+    layer; `logits`: with a copy for sampling; `qkv`, `result`: on their way to and from attention on the CPU.
+    """
+
+    compute: Number
+    row: Number
+    new_kv: Number
+    logits: Number
+    qkv: Number
+    result: Number
+
+
+def activation_pieces(
+    scenario: Scenario, sizes: Sizes, *, phase: str, requests: Number, tokens: Number, ring: bool
+) -> ActivationPieces:
+    """Pieces of the activations of one micro-batch; parameters as in `gpu_terms`."""
+    model, value, gpus = scenario.model, scenario.formats.activation_bytes, scenario.profile.gpu.count
+    passing = tokens if phase == "prefill" else requests
+    return ActivationPieces(
+        compute=passing * activations_per_token(scenario, ring=ring),
+        row=passing * (model.hidden_size * value * gpus),
+        new_kv=passing * (sizes.kv_new_bytes_per_token / model.n_layers),
+        logits=requests * (8.0 * model.vocab_size),  # float32, plus a copy for sampling
+        qkv=requests * (cost.qkv_values(model) * value),
+        result=requests * (cost.attention_result_values(model) * value),
+    )
 
 
 def gpu_terms(
@@ -137,6 +166,7 @@ def gpu_terms(
     requests: Number,
     tokens: Number,
     ring: bool,
+    prefill_micro_batches: Number = 2.0,
 ) -> Terms:
     """GPU bytes of one phase [byte].
 
@@ -150,6 +180,8 @@ def gpu_terms(
         generated tokens, whose KV cache two slots hold where attention needs it on the GPU).
     ring : bool
         Weights come through a ring of experts, so experts run one after the other.
+    prefill_micro_batches : float or ndarray
+        With more than one, hidden states go out to CPU memory after each layer and come in again before the next.
     """
     model, profile, value = scenario.model, scenario.profile, scenario.formats.activation_bytes
     n, gpus = batch.size, profile.gpu.count
@@ -169,32 +201,41 @@ def gpu_terms(
     terms["lm_head buffers"] = head_buffer - Affine.of(HEAD, head_buffer)
     if phase == "prefill" or batch.ffn_on_gpu:
         terms["expert weight slots"] = Affine.of(EXPERT_SLOTS)
+    alive = activation_pieces(scenario, sizes, phase=phase, requests=requests, tokens=tokens, ring=ring)
     if phase == "prefill":
-        boundary = 2.0 * tokens * model.hidden_size * value * gpus  # one micro-batch in, one out, while one computes
-        new_kv = 2.0 * tokens * sizes.kv_new_bytes_per_token / model.n_layers
-        widest = np.maximum(tokens * activations_per_token(scenario, ring=ring) + boundary, _logits(scenario, requests))
-        terms["activations"] = Affine(widest + new_kv)
+        # One micro-batch comes in and one goes out while one computes; the KV cache of two is on its way out. Where
+        # hidden states stay, at most the embedded prompts come in.
+        several = np.asarray(prefill_micro_batches) > 1
+        widest = np.maximum(alive.compute, alive.logits)
+        embedded = np.where(several, 0.0, alive.row)
+        rows = np.where(several, 2.0 * alive.row, embedded)
+        terms["activations"] = widest + rows + 2.0 * alive.new_kv - Affine.of(EMBEDDING, embedded)
         return terms
-    flight = 0.0
-    if not batch.attention_on_gpu:
-        flight = PIPELINE_DEPTH * (cost.qkv_values(model) + cost.attention_result_values(model)) * value
-    alive = np.maximum(requests * (activations_per_token(scenario, ring=ring) + flight), _logits(scenario, requests))
+    compute = alive.compute
     if ring:  # one expert serves its tokens of the whole batch at once
-        alive = np.maximum(alive, n * (_ring_visits(scenario) * _expert_visit_values(scenario) * value))
-    terms["activations"] = Affine(alive)
+        compute = np.maximum(compute, n * (_ring_visits(scenario) * _expert_visit_values(scenario) * value))
+    flight = 0.0 if batch.attention_on_gpu else PIPELINE_DEPTH * (alive.qkv + alive.result)
+    terms["activations"] = Affine(np.maximum(compute, alive.logits) + flight)
     # With a ring of experts the whole batch is between attention and experts at once: input and float32 sum per token.
     row = model.hidden_size * gpus
     terms["hidden states of the batch"] = n * (row * value) + Affine.of(RING_SLOTS, n * (row * (value + 4.0)))
     if batch.attention_on_gpu:
         # Two micro-batches' KV of one layer: one read while the next one arrives. As full as the budget allows.
-        windows = [kind.window for kind in model.layer_kinds]
-        held = tokens
-        if None not in windows:
-            held = np.minimum(tokens, requests * float(max(window for window in windows if window is not None)))
-        per_token = float(model.kv_bytes_per_token_per_layer(scenario.formats.kv)) * kv_replicas(scenario)
-        slots = 2.0 * held * per_token
+        slots = 2.0 * kv_slot_bytes(scenario, requests, tokens)
         terms["KV slots"] = slots - Affine.of(KV_ON_GPU, slots / capacity)
     return terms
+
+
+def kv_slot_bytes(scenario: Scenario, requests: Number, tokens: Number) -> Number:
+    """KV cache of one micro-batch in one layer, that of the widest window, on all GPUs that hold it [byte]."""
+    model = scenario.model
+    windows = [kind.window for kind in model.layer_kinds]
+    held = tokens
+    if None not in windows:
+        held = np.minimum(tokens, requests * float(max(window for window in windows if window is not None)))
+    per_token = float(model.kv_bytes_per_token_per_layer(scenario.formats.kv))
+    slot: Number = held * (per_token * kv_replicas(scenario))
+    return slot
 
 
 def pinned_terms(scenario: Scenario, batch: Batch, requests: Number) -> Terms:
@@ -243,6 +284,8 @@ def cpu_terms(
         "KV cache": capacity - Affine.of(KV_ON_GPU) - Affine.of(KV_ON_DISK),
         "hidden states of all prompts": Affine(np.where(np.asarray(prefill_micro_batches) > 1, waiting, 0.0)),
     }
+    # One micro-batch's KV cache of a layer is in use while the next one is read.
+    terms["KV landing buffers"] = Affine.of(KV_ON_DISK, 2.0 / (model.n_layers * batch.micro_batches))
     if not batch.ffn_on_gpu:
         width = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
         scratch = requests * (model.streamed_top_k * width * value) + dequantisation_bytes(scenario)

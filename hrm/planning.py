@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hrm.diverse import Refinement
 from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.pins import Pins, option_name
 from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
@@ -48,6 +49,7 @@ def make_plan(
     max_hours: float = 24.0,
     explain: bool = False,
     notes: tuple[str, ...] = (),
+    refine: Callable[[Pins, SearchResult], tuple[SearchResult, Refinement]] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """Find the best policy of a scenario and everything the screen says about it.
@@ -66,6 +68,8 @@ def make_plan(
         Solve the alternatives in any case.
     notes : tuple of str
         What was assumed on the way here.
+    refine : callable, optional
+        From the pins and what the search found to the plan to return in its place (`simulator.refine`).
 
     Raises
     ------
@@ -100,6 +104,9 @@ def make_plan(
         if pins.given:
             raise
         raise _with_alternatives(error, scenario, max_hours) from None
+    refinement: Refinement | None = None
+    if refine is not None:
+        result, refinement = refine(pins, result)
     policy, prediction = result.policy, result.prediction
     ring = policy.weight_slots == "experts" and policy.ffn_on_gpu  # each expert then serves the whole batch at once
     experts_at_once = policy.batch_size if ring else policy.micro_batch_size
@@ -125,9 +132,10 @@ def make_plan(
         notes=(
             *notes,
             *_rounded_pins(inputs.pins, policy),
-            *_left_out(scenario, result, pins),
+            *(_left_out(scenario, result, pins) if refinement is None or refinement.chosen == 0 else ()),
             *scenario.model.assumptions,
         ),
+        refinement=refinement,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from hrm import __version__
 from hrm.cost import Formats
+from hrm.diverse import Refinement
 from hrm.dtypes import KV_DTYPES, WEIGHT_DTYPES, parse_dtype
 from hrm.errors import InputError
 from hrm.pins import Pins
@@ -106,6 +107,8 @@ class Plan:
     turning_points : TurningPoints or None
     warnings, notes : tuple of str
         What a person should know before trusting the plan; what was assumed.
+    refinement : Refinement or None
+        What the simulator made of the best plans by prediction; None where it was not asked.
     """
 
     scenario: Scenario
@@ -119,6 +122,7 @@ class Plan:
     turning_points: TurningPoints | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    refinement: Refinement | None = None
 
     @property
     def parallelism(self) -> dict[str, Any]:
@@ -224,6 +228,7 @@ class Plan:
                 "balance_flop_per_byte": points.balance_flop_per_byte,
                 "break_even_tokens": points.break_even_tokens,
             },
+            "refinement": None if self.refinement is None else self.refinement.to_dict(),
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

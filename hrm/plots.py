@@ -39,7 +39,7 @@ COMPACT = ((7.2, 4.9), (0.125, 0.145, 0.835, 0.755))
 """The same without a legend."""
 
 
-def check_figure_path(path: str | Path) -> Path:
+def check_figure_path(path: str | Path, *, where: str = "--output") -> Path:
     """Accept a path that ends in ``.png`` or ``.svg``.
 
     Raises
@@ -50,12 +50,12 @@ def check_figure_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FIGURE_TYPES:
         raise InputError(
-            f"{path.name!r} is not a figure this writes", where="--output", way_out="a name that ends in .png or .svg"
+            f"{path.name!r} is not a figure this writes", where=where, way_out="a name that ends in .png or .svg"
         )
     return path
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path, *, where: str = "--output") -> None:
     """Write a figure as PNG or SVG, by the ending of the path; the same figure gives the same bytes.
 
     Raises
@@ -65,7 +65,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     import matplotlib
 
-    path = check_figure_path(path)
+    path = check_figure_path(path, where=where)
     kind = path.suffix.lower()[1:]
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     try:
@@ -74,7 +74,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}",
-            where="--output",
+            where=where,
             way_out="a file in a folder that exists",
         ) from None
 

@@ -12,10 +12,13 @@ from typing import Any, Literal
 
 from hrm.errors import InputError
 
-__all__ = ["Policy", "WeightSlots"]
+__all__ = ["Parallelism", "Policy", "WeightSlots"]
 
 WeightSlots = Literal[1, 2, "experts"]
 """Buffers on the GPU for streamed expert weights: of one or two layers, or a ring of experts."""
+
+Parallelism = Literal["tensor", "pipeline"]
+"""How several GPUs share the work: every layer split over all of them, or each with layers of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Policy:
         Prompt and generated tokens one micro-batch may hold.
     everything_on_cpu : bool
         The trivial plan that does not use the GPU.
+    parallelism : {"tensor", "pipeline"}
+        How several GPUs share the work.
     """
 
     batch_size: int
@@ -69,6 +74,7 @@ class Policy:
     pin_weights: bool = True
     micro_batch_token_budget: int = 0
     everything_on_cpu: bool = False
+    parallelism: Parallelism = "tensor"
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "micro_batch_size", "num_micro_batches", "prefill_micro_batch_size"):
@@ -98,6 +104,8 @@ class Policy:
             return "cpu_only"
         if not self.attention_on_gpu:
             return "cgopipe"
+        if self.kv_on_gpu >= 1 and self.weights_on_gpu > 0 and not self.ffn_on_gpu:
+            return "static_experts"
         if self.num_micro_batches == 1 and self.kv_on_gpu >= 1:
             return "streaming"
         return "s4"
@@ -128,6 +136,7 @@ class Policy:
             "pin_weights": self.pin_weights,
             "micro_batch_token_budget": self.micro_batch_token_budget,
             "everything_on_cpu": self.everything_on_cpu,
+            "parallelism": self.parallelism,
         }
 
     @staticmethod
@@ -142,6 +151,8 @@ class Policy:
         values = {}
         for field in fields(Policy):
             place = f"{where}: policy.{field.name}"
+            if field.name == "parallelism" and field.name not in data:
+                continue  # plans of before there was a choice
             if field.name not in data:
                 raise InputError("this key is missing", where=place)
             value = values[field.name] = data[field.name]
@@ -151,6 +162,7 @@ class Policy:
                 "float": (type(value) in (int, float), "a number"),
                 "bool": (type(value) is bool, "true or false"),
                 "WeightSlots": (type(value) in (int, str) and value in (1, 2, "experts"), "1, 2 or 'experts'"),
+                "Parallelism": (value in ("tensor", "pipeline"), "'tensor' or 'pipeline'"),
             }[kind]
             if not fits:
                 raise InputError(f"{value!r:.60} is not accepted", where=place, way_out=words)

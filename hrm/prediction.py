@@ -216,6 +216,7 @@ def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, Me
     limits = limit_bytes(scenario.profile)
     requests, ring = float(policy.micro_batch_size), policy.weight_slots == "experts"
     prefill = prefill_choice(scenario, batch.size, float(policy.prefill_micro_batch_size))
+    n_p = 1.0 if ring else prefill.parts
     phases = {
         "decode": gpu_terms(
             scenario,
@@ -234,10 +235,10 @@ def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, Me
             requests=prefill.requests,
             tokens=prefill.tokens,
             ring=ring,
+            prefill_micro_batches=n_p,
         ),
     }
     uses = [_use(terms, values, limits["gpu"], phase) for phase, terms in phases.items()]
-    n_p = 1.0 if ring else prefill.parts
     host = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=n_p)
     return {
         "gpu": max(uses, key=lambda use: use.peak_bytes),

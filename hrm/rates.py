@@ -40,6 +40,8 @@ class Rates:
         CPU peak [FLOP/s]; CPU memory as attention reaches it, and in all [byte/s].
     h2d_bytes_per_s, d2h_bytes_per_s : float
         Host-to-device and device-to-host, all GPUs together, pinned [byte/s].
+    h2d_per_gpu_bytes_per_s, d2h_per_gpu_bytes_per_s : float
+        Of one GPU while the others' links are idle [byte/s].
     h2d_loss, d2h_loss : float
         Share of a direction's rate that is lost while the other direction is busy.
     staging_bytes_per_s, disk_read_bytes_per_s, disk_write_bytes_per_s, pinning_bytes_per_s : float
@@ -60,6 +62,8 @@ class Rates:
     cpu_bytes_per_s: float
     h2d_bytes_per_s: float
     d2h_bytes_per_s: float
+    h2d_per_gpu_bytes_per_s: float
+    d2h_per_gpu_bytes_per_s: float
     h2d_loss: float
     d2h_loss: float
     staging_bytes_per_s: float
@@ -99,8 +103,8 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
     vector = gpus * profile.gpu.peak_flops_per_s.get("fp32", profile.gpu.peak(formats.compute))
     totals = profile.host_totals
 
-    def together(per_device: float, host_total: float | None) -> float:
-        rate = gpus * per_device * shares.link
+    def together(per_device: float, host_total: float | None, count: int = gpus) -> float:
+        rate = count * per_device * shares.link
         return rate if host_total is None else min(rate, host_total * shares.link)
 
     h2d, d2h = link.host_to_device, link.device_to_host
@@ -115,6 +119,8 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
         cpu_bytes_per_s=profile.cpu.bandwidth_bytes_per_s,
         h2d_bytes_per_s=together(h2d.pinned_bytes_per_s, totals.host_to_device_bytes_per_s),
         d2h_bytes_per_s=together(d2h.pinned_bytes_per_s, totals.device_to_host_bytes_per_s),
+        h2d_per_gpu_bytes_per_s=together(h2d.pinned_bytes_per_s, totals.host_to_device_bytes_per_s, 1),
+        d2h_per_gpu_bytes_per_s=together(d2h.pinned_bytes_per_s, totals.device_to_host_bytes_per_s, 1),
         h2d_loss=1.0 - min(1.0, h2d.with_opposite_bytes_per_s / h2d.pinned_bytes_per_s),
         d2h_loss=1.0 - min(1.0, d2h.with_opposite_bytes_per_s / d2h.pinned_bytes_per_s),
         staging_bytes_per_s=profile.staging_bytes_per_s * shares.staging,

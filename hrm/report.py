@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hrm.account import pass_work
+from hrm.diverse import Refinement
 from hrm.plans import Alternative, Plan
+from hrm.policy import Policy
 from hrm.prediction import MemoryUse
 from hrm.scenario import measure_sizes
 from hrm.units import GIB
@@ -61,6 +63,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print()
     console.print(_grid(_worth(plan)))
     console.print()
+    if plan.refinement is not None:
+        console.print(_grid([("simulation", _changes(plan.refinement))]))
+        console.print(_candidates(plan.refinement))
+        console.print()
     for text in plan.warnings:
         console.print(f"[yellow]![/] {escape(text)}")
     for text in plan.notes:
@@ -335,6 +341,65 @@ def _alternative(each: Alternative, throughput: float) -> str:
     if rate is None:
         return f"{each.name}: no, {each.note}"
     return f"{each.name}: {rate:,.2f} token/s, {rate / throughput:.2f}x ({each.note})"
+
+
+def _changes(refinement: Refinement) -> str:
+    """How far simulation and cost model disagree on the order, and what following the simulation gives."""
+    first, chosen = refinement.candidates[0], refinement.candidates[refinement.chosen]
+    text = f"the best of {_count(len(refinement.candidates), 'plan')} that differ is returned"
+    if refinement.pairs:
+        text += f"; of {_count(refinement.pairs, 'pair')} {refinement.inversions:,} change places"
+        text += f", by up to {refinement.largest_change:.1%}" if refinement.inversions else ""
+    if refinement.chosen == 0:
+        return f"{text}. It is the plan of the cost model alone."
+    rate, own = chosen.simulated_tokens_per_s, first.simulated_tokens_per_s
+    if rate is None or own is None:
+        return f"{text}."
+    return f"{text}. The plan of the cost model alone: {own:,.2f} token/s in simulation, this one {rate / own:.2f}x."
+
+
+def _candidates(refinement: Refinement) -> Table:
+    """The plans that were replayed, best first, with their rank by prediction."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("rank by\nprediction", justify="right", no_wrap=True)
+    table.add_column("\nplan")
+    for head in ("predicted\ntoken/s", "simulated\ntoken/s"):
+        table.add_column(head, justify="right", no_wrap=True)
+    every = refinement.candidates
+    by_prediction = sorted(every, key=lambda each: -each.predicted_tokens_per_s)
+    chosen = every[refinement.chosen]
+    others = sorted(
+        (each for each in every if each is not chosen),
+        key=lambda each: -(each.simulated_tokens_per_s or each.predicted_tokens_per_s),
+    )
+    for each in (chosen, *others):
+        simulated = each.simulated_tokens_per_s
+        table.add_row(
+            str(by_prediction.index(each) + 1),
+            _in_short(each.policy),
+            f"{each.predicted_tokens_per_s:,.2f}",
+            "-" if simulated is None else f"{simulated:,.2f}",
+            style="bold" if each is chosen else None,
+        )
+    return table
+
+
+def _in_short(policy: Policy) -> str:
+    """A policy in half a line."""
+    if policy.everything_on_cpu:
+        return f"all on the CPU, N = {policy.batch_size:,}"
+    through = {1: "1 slot", 2: "2 slots", "experts": f"ring of {policy.ring_experts}"}[policy.weight_slots]
+    parts = [
+        f"A_g {int(policy.attention_on_gpu)}, F_g {int(policy.ffn_on_gpu)}",
+        f"{policy.num_micro_batches:,} x {policy.micro_batch_size:,}",
+        "all weights on the GPU" if policy.weights_on_gpu >= 1.0 else f"{through}, r_w {policy.weights_on_gpu:.3f}",
+        "locked" if policy.pin_weights else "staged",
+    ]
+    on_disk = [("experts", policy.weights_on_disk), ("KV", policy.kv_on_disk)]
+    disk = ", ".join(f"{share:.0%} {what}" for what, share in on_disk if share >= 0.005)
+    return ", ".join(parts) + (f"; disk {disk}" if disk else "")
 
 
 def _grid(rows: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Table:

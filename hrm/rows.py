@@ -144,10 +144,17 @@ def rows_of(
     )
     ring, requests = point.ring, point.micro_batch
     gpu_decode = gpu_terms(scenario, sizes, batch, phase="decode", requests=requests, tokens=tokens, ring=ring)
-    gpu_prefill = gpu_terms(
-        scenario, sizes, batch, phase="prefill", requests=prefill.requests, tokens=prefill.tokens, ring=ring
-    )
     parts = 1.0 if ring else prefill.parts
+    gpu_prefill = gpu_terms(
+        scenario,
+        sizes,
+        batch,
+        phase="prefill",
+        requests=prefill.requests,
+        tokens=prefill.tokens,
+        ring=ring,
+        prefill_micro_batches=parts,
+    )
     rounding = rounding_bytes(scenario, sizes)  # of the share on the GPU, down: those rows then lie in CPU memory
     cpu = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=parts)
     rows += [

@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from hrm.cpu_launcher import CpuLauncher
 from hrm.errors import InputError
 from hrm.graph import Phase, TaskGraph
-from hrm.launcher import LOOKAHEAD, Launcher, Schedule, Stage
+from hrm.holds import hold_sizes, standing
+from hrm.issuing import Schedule, Shared
+from hrm.launcher import LOOKAHEAD, Launcher
 from hrm.layout import Layout
 from hrm.policy import Policy
 from hrm.ring_launcher import RingLauncher
 
-__all__ = ["SCHEDULES", "Steps", "check_schedule", "schedule_graph"]
+__all__ = ["SCHEDULES", "Steps", "check_schedule", "held_before", "schedule_graph"]
 
 
 class Steps(NamedTuple):
@@ -75,6 +78,24 @@ SCHEDULES: Mapping[str, Schedule] = {
             one_micro_batch=True,
         ),
         Schedule(
+            name="static_experts",
+            summary="GPU attention; some experts stay on the GPU, the others are computed on the CPU (Fiddler-like)",
+            lookahead=0,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=True,
+            static_experts=True,
+        ),
+        Schedule(
+            name="cpu_only",
+            summary="everything on the CPU",
+            lookahead=0,
+            paged=True,
+            block_first=False,
+            attention_on_gpu=False,
+            on_cpu=True,
+        ),
+        Schedule(
             name="serial",
             summary="the policy with nothing overlapped: the worst case",
             lookahead=0,
@@ -99,8 +120,16 @@ def check_schedule(name: str, policy: Policy) -> Schedule:
     where = f"schedule {name!r}"
     if schedule is None:
         raise InputError("there is no such schedule", where=where, way_out=f"one of {', '.join(SCHEDULES)}")
+    if policy.everything_on_cpu != schedule.on_cpu and not schedule.serial:
+        raise InputError(
+            f"the plan computes {'everything' if policy.everything_on_cpu else 'not everything'} on the CPU",
+            where=where,
+            way_out="a plan that uses the GPU"
+            if policy.everything_on_cpu
+            else "the CPU-only plan (hrm compare has it)",
+        )
     if policy.everything_on_cpu:
-        raise InputError("the plan computes everything on the CPU", where=where, way_out="a plan that uses the GPU")
+        return schedule
     if policy.weight_slots == "experts" and not (schedule.paged or schedule.serial):
         raise InputError(
             "it copies a layer as one block, the plan has a ring of experts",
@@ -114,6 +143,14 @@ def check_schedule(name: str, policy: Policy) -> Schedule:
             where=where,
             way_out=f"hrm plan --attention {place.lower()}",
         )
+    if schedule.static_experts:
+        _check_static_experts(policy, where)
+    if policy.parallelism == "pipeline" and _rings(policy):
+        raise InputError(
+            "a ring of experts serves the whole batch, a pipeline a part of it at a time",
+            where=where,
+            way_out="--weight-slots 2 (or 1)",
+        )
     if schedule.one_micro_batch and (policy.num_micro_batches > 1 or policy.kv_on_gpu < 1.0):
         raise InputError(
             f"it has one micro-batch and its KV cache on the GPU, the plan n_ub = {policy.num_micro_batches} and "
@@ -122,6 +159,22 @@ def check_schedule(name: str, policy: Policy) -> Schedule:
             way_out="hrm plan --attention gpu --num-micro-batches 1 --kv-on-gpu 1",
         )
     return schedule
+
+
+def _check_static_experts(policy: Policy, where: str) -> None:
+    if policy.ffn_on_gpu or policy.weights_on_gpu <= 0.0:
+        raise InputError(
+            f"it computes experts where they lie, some of them on the GPU; the plan has F_g = {policy.ffn_on_gpu:d} "
+            f"and r_w = {policy.weights_on_gpu:.3g}",
+            where=where,
+            way_out="a plan with F_g = 0 and r_w > 0 (hrm compare makes one)",
+        )
+    if policy.kv_on_gpu < 1.0:
+        raise InputError(
+            f"it has the KV cache on the GPU, the plan r_c = {policy.kv_on_gpu:.3g}",
+            where=where,
+            way_out="hrm plan --attention gpu --kv-on-gpu 1",
+        )
 
 
 def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
@@ -148,13 +201,23 @@ def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
     schedule = check_schedule(name, layout.policy)
     if not steps.prefill and steps.last <= steps.first:
         raise InputError(f"steps {steps.first} to {steps.last} are none", where="steps", way_out="at least one step")
-    launcher = RingLauncher if _rings(layout.policy) else Launcher
-    issue = launcher(layout=layout, schedule=schedule)
+    if layout.policy.everything_on_cpu:
+        kind: type[Launcher] = CpuLauncher
+    else:
+        kind = RingLauncher if _rings(layout.policy) else Launcher
+    shared = Shared(passes={("decode", step) for step in range(steps.first, steps.last)})
+    sizes = hold_sizes(layout.scenario, layout.sizes, layout.policy)
+    apart = layout.pipelined and kind is Launcher
+    group = (0,) if layout.folded else tuple(range(layout.gpus))
+    groups = [(device,) for device in range(layout.gpus)] if apart else [group]
+    launchers = [
+        kind(layout=layout, schedule=schedule, sizes=sizes, shared=shared, devices=devices) for devices in groups
+    ]
     if steps.prefill:
-        issue.run(_stages(layout, "prefill", 0, 1), "prefill")
+        _issue(launchers, "prefill", 0, 1)
     if steps.last > steps.first:
-        issue.run(_stages(layout, "decode", steps.first, steps.last), "decode")
-    tasks = issue.tasks
+        _issue(launchers, "decode", steps.first, steps.last)
+    tasks = shared.tasks
     if schedule.serial:
         chained = [tasks[0]]
         for task in tasks[1:]:
@@ -163,10 +226,40 @@ def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
     return TaskGraph(tasks)
 
 
+def held_before(layout: Layout, steps: Steps) -> dict[str, float]:
+    """Bytes by level that are held when the first task of a graph starts [byte].
+
+    What is there all along; and where the graph has no prefill, what prefill leaves.
+    """
+    found = standing(layout.scenario, layout.sizes, layout.policy)
+    if not steps.prefill:
+        sizes = hold_sizes(layout.scenario, layout.sizes, layout.policy)
+        for level, size in sizes.kv_cache.items():
+            found[level] = found.get(level, 0.0) + size
+        if not layout.policy.everything_on_cpu:
+            found["gpu"] += sizes.of_the_batch
+    return found
+
+
 def _rings(policy: Policy) -> bool:
     return policy.weight_slots == "experts"
 
 
-def _stages(layout: Layout, phase: Phase, first: int, last: int) -> list[Stage]:
-    layers = layout.num_layers + (0 if layout.policy.lm_head_on_gpu else 1)
-    return [Stage(phase, step, layer) for step in range(first, last) for layer in range(layers)]
+def _issue(launchers: list[Launcher], phase: Phase, first: int, last: int) -> None:
+    """All passes of a phase; in a pipeline a device is one pass behind the device before it.
+
+    A pass of the next step starts once the device at the end has given the tokens of this one, so with fewer parts of
+    the batch than devices some turns are empty.
+    """
+    turns = [launcher.issue(launcher.stages(phase, first, last)) for launcher in launchers]
+    if len(launchers) == 1:
+        for _ in turns[0]:
+            pass
+        return
+    parts = launchers[0].num_groups(phase)
+    length = max(parts, len(launchers))
+    passes = (last - first) * length
+    for wave in range(passes + len(launchers) - 1):
+        for behind, turn in enumerate(turns):
+            if 0 <= wave - behind < passes and (wave - behind) % length < parts:
+                next(turn, None)

@@ -21,7 +21,7 @@ from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas, worst_prompt_tokens
 from hrm.units import GIB
 
-__all__ = ["Trivial", "cpu_only_prediction", "predict_policy", "trivial_plans"]
+__all__ = ["Trivial", "cpu_only_memory", "cpu_only_prediction", "predict_policy", "trivial_plans"]
 
 BATCHES_ON_GPU = 16
 """Batches all in GPU memory that are priced, the largest that fit."""
@@ -205,7 +205,7 @@ def _cpu_only_terms(scenario: Scenario, sizes: Sizes, size: Number, micro: Numbe
     return {term: Affine(amount) for term, amount in terms.items()}
 
 
-def _cpu_only_memory(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:
+def cpu_only_memory(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:
     """Memory of the plan that does not use the GPU."""
     on_disk = policy.weights_on_disk * sizes.streamed_bytes
     terms = _cpu_only_terms(scenario, sizes, float(policy.batch_size), float(policy.prefill_micro_batch_size), on_disk)
@@ -237,7 +237,7 @@ def cpu_only_prediction(scenario: Scenario, sizes: Sizes, rates: Rates, policy: 
         decode=decode,
         prefill=prefill,
         startup_s=startup_seconds(scenario, sizes, rates, policy),
-        memory=_cpu_only_memory(scenario, sizes, policy),
+        memory=cpu_only_memory(scenario, sizes, policy),
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from hrm.graph import LaneKind, Op, Task
+from hrm.graph import LaneKind, Op, Operator, Task
 from hrm.profile import HardwareProfile
 from hrm.rates import Rates
 
-__all__ = ["Sharing", "progressive_filling", "sharing_of"]
+__all__ = ["Demand", "Sharing", "progressive_filling", "sharing_of"]
 
 Demand = Mapping[str, float]
 
@@ -38,34 +39,62 @@ class Sharing:
     duplex: Mapping[LaneKind, float] = field(default_factory=dict)
 
 
-def sharing_of(profile: HardwareProfile, rates: Rates) -> Sharing:
-    """Sharing on a machine: DRAM, the link's two directions, host cores.
+def sharing_of(profile: HardwareProfile, rates: Rates, *, alike: int = 1) -> Sharing:
+    """Sharing on a machine: DRAM, the link's two directions, host cores, and what the links of several GPUs share.
+
+    With `alike` GPUs of which only the first one is laid out, what it draws from the host the others draw too.
 
     Cores: attention and experts on the CPU use all of them, a staging copy one, disk input half of one (estimated);
-    DMA uses none. DRAM: a staging copy reads and writes; DMA and disk pass it once.
+    DMA uses none. DRAM: a staging copy reads and writes; DMA and disk pass it once. Several GPUs: the host's total of
+    each direction; a sum over GPUs through the host takes its part of either direction of each link.
     """
     cores = float(profile.cpu.cores)
+    through_host = rates.gpus > 1 and rates.all_reduce_bytes_per_s is None
+    capacities = {"cpu_memory": rates.cpu_bytes_per_s, "cores": cores}
+    if rates.gpus > 1:
+        capacities |= {"up": rates.h2d_bytes_per_s, "down": rates.d2h_bytes_per_s}
+    if through_host:
+        for device in range(rates.gpus):
+            capacities[f"up{device}"] = rates.h2d_per_gpu_bytes_per_s
+            capacities[f"down{device}"] = rates.d2h_per_gpu_bytes_per_s
 
     def wanted(task: Task, seconds: float) -> Demand:
-        if seconds <= 0.0:
-            return {}
         kind = task.lane.kind
+        moved = task.bytes_moved / seconds
         if kind is LaneKind.CPU:
             touched = sum(float(operator.work.bytes_touched) for operator in task.operators)
             return {"cpu_memory": touched / seconds, "cores": 0.0 if task.id.op is Op.EMBED else cores}
         if kind in (LaneKind.H2D, LaneKind.D2H):
-            return {"cpu_memory": task.bytes_moved / seconds}
+            way = "up" if kind is LaneKind.H2D else "down"
+            return {"cpu_memory": moved, way: moved, f"{way}{task.lane.device}": moved}
+        if task.id.op is Op.ALL_REDUCE and through_host:
+            device = task.lane.device
+            links = dict.fromkeys(("up", "down", f"up{device}", f"down{device}"), moved)
+            return {"cpu_memory": 2.0 * moved, **links}
         if kind is LaneKind.PIN:
-            return {"cpu_memory": 2.0 * task.bytes_moved / seconds, "cores": 1.0}
+            return {"cpu_memory": 2.0 * moved, "cores": 1.0}
         if kind is LaneKind.DISK:
-            return {"cpu_memory": task.bytes_moved / seconds, "cores": 0.5}
+            return {"cpu_memory": moved, "cores": 0.5}
         return {}
 
-    capacities = {"cpu_memory": rates.cpu_bytes_per_s, "cores": cores}
+    known: dict[tuple[Any, ...], tuple[Demand, tuple[Operator, ...]]] = {}
 
     def demand(task: Task, seconds: float) -> Demand:
-        # The rate of a copy is what it reaches alone, even where the CPU's own rate, of few cores, is lower.
-        return {name: min(amount, capacities[name]) for name, amount in wanted(task, seconds).items()}
+        if seconds <= 0.0:
+            return {}
+        key = (task.lane, task.id.op, task.bytes_moved, id(task.operators), seconds)
+        found = known.get(key)
+        if found is None or found[1] is not task.operators:
+            # The rate of a copy is what it reaches alone, even where the CPU's own rate, of few cores, is lower.
+            own = (f"up{task.lane.device}", f"down{task.lane.device}")
+            times = 1 if task.lane.device is None else alike
+            amounts = {
+                name: min(amount, capacities[name]) * (1 if name in own else times)
+                for name, amount in wanted(task, seconds).items()
+                if name in capacities
+            }
+            found = known[key] = (amounts, task.operators)
+        return found[0]
 
     return Sharing(
         capacities=capacities,

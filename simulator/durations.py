@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hrm.errors import InputError
 from hrm.full_cost import WIDE_OPERATORS
-from hrm.graph import LaneKind, Op, Task, TaskId
+from hrm.graph import LaneKind, Op, Operator, Task, TaskId
 from hrm.rates import Rates
 from hrm.trace import Trace
 
@@ -24,32 +24,52 @@ Durations: TypeAlias = Callable[[Task], float]
 NEVER_QUANTISED = (*WIDE_OPERATORS, "attention", "lm_head", "embedding")
 
 
-def roofline_durations(rates: Rates) -> Durations:
+def roofline_durations(rates: Rates, *, shared: bool = False) -> Durations:
     """Seconds by the roofline: each operator max(FLOPs / peak, bytes / bandwidth), each copy bytes / rate.
 
     Parameters
     ----------
     rates : Rates
-        Peaks times efficiencies of the profile.
+        Peaks times efficiencies of the profile, of all GPUs together.
+    shared : bool
+        What the links of several GPUs share in the host is shared by the simulator, so that a link alone has its own
+        rate; else each has its equal part of the host's.
     """
+    count = float(rates.gpus)
+    up, down = rates.h2d_bytes_per_s / count, rates.d2h_bytes_per_s / count
+    if shared:
+        up, down = rates.h2d_per_gpu_bytes_per_s, rates.d2h_per_gpu_bytes_per_s
+    reduced = min(up, down) if rates.all_reduce_bytes_per_s is None else rates.all_reduce_bytes_per_s
+    known: dict[tuple[Any, ...], tuple[float, tuple[Operator, ...]]] = {}
 
     def seconds(task: Task) -> float:
+        # The same work comes again with every micro-batch, layer and step: keyed by the operators themselves, which
+        # are kept, so that their id stays theirs.
+        key = (task.lane.kind, task.id.op, task.id.phase, task.id.part, task.bytes_moved, id(task.operators))
+        found = known.get(key)
+        if found is None or found[1] is not task.operators:
+            found = known[key] = (alone(task), task.operators)
+        return found[0]
+
+    def alone(task: Task) -> float:
         kind, phase = task.lane.kind, task.id.phase
         if kind is LaneKind.GPU:
             total = task.launches * rates.launch_s
-            if task.id.op is Op.POST_ATTENTION:
+            if task.id.op is Op.POST_ATTENTION and task.id.part != 0:  # once, also where it comes in two halves
                 total += rates.overhead_s
+            if task.id.op is Op.ALL_REDUCE:
+                return total + task.bytes_moved / reduced
             for operator in task.operators:
                 wide = operator.name in NEVER_QUANTISED
-                total += float(rates.gpu_seconds(operator.work, phase, wide=wide))
+                total += float(rates.gpu_seconds(count * operator.work, phase, wide=wide))
             return total
         if kind is LaneKind.CPU:
             run = rates.cpu_attention_seconds if task.id.op is Op.ATTENTION else rates.cpu_seconds
             return sum(float(run(operator.work)) for operator in task.operators)
         if kind is LaneKind.H2D:
-            return task.bytes_moved / rates.h2d_bytes_per_s + rates.copy_s
+            return task.bytes_moved / up + rates.copy_s
         if kind is LaneKind.D2H:
-            return task.bytes_moved / rates.d2h_bytes_per_s + rates.copy_s
+            return task.bytes_moved / down + rates.copy_s
         if kind is LaneKind.PIN:
             return task.bytes_moved / rates.staging_bytes_per_s
         if kind is LaneKind.DISK:

@@ -1,34 +1,64 @@
 """A whole run of a plan, simulated: prefill, every decode step, and what the schedule leaves idle.
 
-Event by event (`full`), or fast: the pattern of layers repeats, so the seconds of a pass over L layers follow from two
-passes over a few layers each; and the seconds of a step are evaluated at as few contexts as it takes for straight
-lines between them to hold.
+Event by event (`full`), or fast. In the steady state the pattern of layers repeats, and within a layer the
+micro-batches do; so the seconds of a pass grow in proportion to both, and those of L layers and n micro-batches follow
+from passes over few of each (`Layout.only_layers`, `only_micro_batches`). The seconds of a step are evaluated at as few
+contexts as it takes for straight lines between them to hold.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from hrm.graph import Op, TaskGraph
+from hrm.graph import Op, Phase, TaskGraph
 from hrm.layout import Layout
 from hrm.policy import Policy
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario
-from hrm.schedules import Steps, schedule_graph
-from hrm.trace import Trace
+from hrm.schedules import Steps, held_before, schedule_graph
+from hrm.trace import Trace, holds_over_time
 from simulator.contention import Sharing, sharing_of
 from simulator.durations import Durations, roofline_durations
 from simulator.engine import simulate
 
-__all__ = ["Replay", "replay_plan", "step_trace"]
+__all__ = ["Replay", "Wrap", "replay_plan", "short_step", "step_trace"]
 
-STRAIGHT = 2e-4
-"""Relative deviation from a straight line below which no more contexts are looked at."""
+STRAIGHT = 1e-3
+"""What a straight line between two contexts may add to the error of all decode, relative, before more are looked at."""
 
-FEW, MORE = 4, 6
-"""Repetitions of the pattern of layers in the two short passes; with 2 and 4, s2 with staged weights is 1 % off."""
+SHORT = ((7, 3, 5), (14, 6, 12))
+"""Short passes that are tried in turn: repetitions of the pattern of layers, and which of them, from and to, say how
+long one takes in the steady state. The last two are left out: they have none after them to load weights for."""
+
+SETTLED = 2e-4
+"""Relative difference between two neighbouring repetitions below which the steady state is there."""
+
+NARROW, WIDE = 6, 9
+"""Micro-batches of the two narrow passes."""
+
+WORTH = 20
+"""Micro-batches from which narrow passes are looked at instead."""
+
+
+class Repeated(NamedTuple):
+    """A short pass of `short` layers, of which those from `first` to `last` - 1 stand for `times` as many more.
+
+    `length` is the period of the pattern of layers. The whole pass has `short` None.
+    """
+
+    short: int | None
+    first: int = 0
+    last: int = 0
+    times: float = 0.0
+    length: int = 0
+
+
+ALL_THERE = Repeated(None)
+
+Wrap = Callable[[Durations], Durations]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +70,12 @@ class Replay:
     throughput_tokens_per_s, prefill_s, decode_s : float
         Generated tokens over prefill + decode [token/s]; [s].
     layer_latency_s, bound_layer_latency_s : float
-        Seconds per layer of the decode step in the middle of the run, and of its busiest lane [s].
+        Seconds per layer of the decode step in the middle of the run; of its busiest lane, or of what lanes share,
+        whichever is more [s].
     busy_s, utilisation : mapping of str to float
         Per lane, in that step [s], [share of its time].
-    seconds_by_op : mapping of str to float
-        Seconds of all tasks of a kind in that step [s].
+    seconds_by_op, bytes_by_op : mapping of str to float
+        Seconds of all tasks of a kind in that step [s], and bytes they move [byte].
     tasks : int
         Tasks replayed.
     simulate_seconds : float
@@ -59,8 +90,42 @@ class Replay:
     busy_s: Mapping[str, float]
     utilisation: Mapping[str, float]
     seconds_by_op: Mapping[str, float]
+    bytes_by_op: Mapping[str, float]
     tasks: int
     simulate_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One decode step [s]; and by lane alone, by lane as it ran, by kind of task and by shared resource [s].
+
+    `moved` are bytes by kind of task [byte].
+    """
+
+    seconds: float
+    alone: Mapping[str, float] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
+    by_op: Mapping[str, float] = field(default_factory=dict)
+    moved: Mapping[str, float] = field(default_factory=dict)
+    shared: Mapping[str, float] = field(default_factory=dict)
+
+    def towards(self, other: _Step, share: float) -> _Step:
+        """The step that lies `share` of the way to another, and beyond it where that is over 1."""
+
+        def between(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+            names = [*first, *(name for name in second if name not in first)]
+            return {
+                name: first.get(name, 0.0) + share * (second.get(name, 0.0) - first.get(name, 0.0)) for name in names
+            }
+
+        return _Step(
+            self.seconds + share * (other.seconds - self.seconds),
+            between(self.alone, other.alone),
+            between(self.busy, other.busy),
+            between(self.by_op, other.by_op),
+            between(self.moved, other.moved),
+            between(self.shared, other.shared),
+        )
 
 
 @dataclass(slots=True)
@@ -79,36 +144,74 @@ class _Run:
         self.tasks += len(graph)
         return graph, simulate(graph, self.durations, self.sharing)
 
-    def short_layouts(self) -> tuple[Layout, Layout] | None:
-        """The same model with few and with more layers, a whole number of repetitions apart; None: no repetition."""
+    def short_passes(self) -> Iterator[Repeated]:
+        """Short passes to try, the last one the whole: each with the layers that stand for those it leaves out."""
         prefix, length = self.layout.period()
+        if self.layout.pipelined:
+            length *= self.layout.gpus  # each device has as many repetitions
         whole = self.layout.num_layers
-        if not length:
+        before = prefix + (whole - prefix) % length if length else 0
+        for repetitions, first, last in SHORT if length else ():
+            short = before + repetitions * length
+            if short < whole:
+                first, last = before + first * length, before + last * length
+                yield Repeated(short, first, last, (whole - short) / (last - first), length)
+        yield ALL_THERE
+
+    def few_micro_batches(self, phase: Phase) -> tuple[int, int] | None:
+        """Numbers of micro-batches of the narrow passes of a phase; None where it has few."""
+        if self.layout.micro_batches(phase) < WORTH:
             return None
-        rest = (whole - prefix) % length
-        few, more = prefix + FEW * length + rest, prefix + MORE * length + rest
-        if more >= whole:
-            return None
-        return replace(self.layout, only_layers=few), replace(self.layout, only_layers=more)
+        parts = self.layout.gpus if self.layout.pipelined else 1
+        return -(-NARROW // parts) * parts, -(-WIDE // parts) * parts
 
-    def over_layers(self, seconds: Callable[[Layout], tuple[float, ...]]) -> tuple[float, ...]:
-        """Seconds of passes over all layers, from two short ones where the pattern of layers repeats."""
-        short = self.short_layouts()
-        if short is None:
-            return seconds(self.layout)
-        few, more = short
-        first, second = seconds(few), seconds(more)
-        share = (self.layout.num_layers - few.num_layers) / (more.num_layers - few.num_layers)
-        return tuple(low + share * (high - low) for low, high in zip(first, second, strict=True))
+    def extrapolate(self, phase: Phase, measure: Callable[[Layout, Repeated], _Step | None]) -> _Step:
+        """What the whole pass of a phase measures, from short and narrow ones.
+
+        `measure` gives None where a short pass has not reached the steady state; then a longer one is tried.
+        """
+        micro = self.few_micro_batches(phase)
+
+        def over_layers(only: int | None) -> _Step:
+            for repeated in self.short_passes():
+                found = measure(replace(self.layout, only_layers=repeated.short, only_micro_batches=only), repeated)
+                if found is not None:
+                    return found
+            raise AssertionError("the whole pass is always there")
+
+        if micro is None:
+            return over_layers(None)
+        narrow, wide = (over_layers(count) for count in micro)
+        return narrow.towards(wide, (self.layout.micro_batches(phase) - micro[0]) / (micro[1] - micro[0]))
 
 
-def step_seconds(graph: TaskGraph, trace: Trace, step: int, *, since: float = 0.0) -> float:
-    """Seconds between the end of the step before (or `since`) and the end of a step [s]."""
-    ends: dict[int, float] = {}
+def pass_seconds(
+    graph: TaskGraph, trace: Trace, phase: Phase, step: int, *, since: float = 0.0, repeated: Repeated = ALL_THERE
+) -> float | None:
+    """Seconds from the end of the step before (`since`, where there is none) to the end of a step [s].
+
+    In a short pass, with the layers that are not there; None where their time is not the same from one to the next.
+    """
+    ended = begun = since
+    layers: dict[int, float] = {}
     for task, span in zip(graph.tasks, trace.spans, strict=True):
-        if task.id.op is Op.SAMPLE and task.id.phase == "decode":
-            ends[task.id.step] = max(ends.get(task.id.step, 0.0), span.end_s)
-    return ends[step] - ends.get(step - 1, since)
+        name = task.id
+        if name.phase != phase:
+            continue
+        if name.op is Op.SAMPLE:
+            if name.step == step:
+                ended = max(ended, span.end_s)
+            elif name.step == step - 1:
+                begun = max(begun, span.end_s)
+        elif repeated.times and name.step == step and name.layer < repeated.last and name.micro_batch is not None:
+            layers[name.layer] = max(layers.get(name.layer, 0.0), span.end_s)
+    if not repeated.times:
+        return ended - begun
+    low, high, length = repeated.first - 1, repeated.last - 1, repeated.length
+    seconds = layers[high] - layers[low]
+    if abs(seconds - (layers[high - length] - layers[low - length])) > SETTLED * seconds:
+        return None
+    return ended - begun + repeated.times * seconds
 
 
 def around(step: int, steps: int) -> Steps:
@@ -117,7 +220,13 @@ def around(step: int, steps: int) -> Steps:
 
 
 def replay_plan(
-    scenario: Scenario, policy: Policy, schedule: str | None = None, *, contention: bool = True, full: bool = False
+    scenario: Scenario,
+    policy: Policy,
+    schedule: str | None = None,
+    *,
+    contention: bool = True,
+    full: bool = False,
+    wrap: Wrap | None = None,
 ) -> Replay:
     """Simulate a run of one batch.
 
@@ -131,6 +240,8 @@ def replay_plan(
         Let lanes share memory, link and cores.
     full : bool
         Every task of every step, instead of a few passes.
+    wrap : callable, optional
+        Changes the durations: jitter, skewed routing.
 
     Returns
     -------
@@ -142,113 +253,165 @@ def replay_plan(
         The schedule cannot run the policy.
     """
     started = time.perf_counter()
-    rates = derive_rates(scenario.profile, scenario.formats)
-    name = schedule or policy.schedule
-    sharing = sharing_of(scenario.profile, rates) if contention else None
-    run = _Run(Layout(scenario, policy), name, roofline_durations(rates), sharing)
+    run = _start(scenario, policy, schedule or policy.schedule, contention=contention, wrap=wrap, folded=not full)
     steps = scenario.workload.generation_length - 1
-    prefill, decode = _every_task(run, steps) if full else _few_passes(run, steps)
-    middle = steps // 2
-    short = run.short_layouts()
-    shown = run.layout if short is None else short[1]
-    step, layers = 0.0, run.layout.num_layers
-    alone: dict[str, float] = {}
-    busy: dict[str, float] = {}
-    by_op: dict[str, float] = {}
-    if steps:
-        graph, trace = run.replay(shown, around(middle, steps))
-        step, alone, busy, by_op = _account(run, graph, trace, middle)
-        scale = layers / shown.num_layers  # the head and the embedding weigh a little more in a short stack
-        step, alone, busy, by_op = step * scale, _scaled(alone, scale), _scaled(busy, scale), _scaled(by_op, scale)
-    tokens = policy.batch_size * scenario.workload.generation_length
+    prefill, decode, middle = _every_task(run, steps) if full else _few_passes(run, steps)
+    tokens, layers = policy.batch_size * scenario.workload.generation_length, run.layout.num_layers
+    busy = _unfolded(middle.busy, run.layout)
+    bound = max([*middle.alone.values(), *middle.shared.values()], default=0.0)
     return Replay(
         throughput_tokens_per_s=tokens / (prefill + decode),
         prefill_s=prefill,
         decode_s=decode,
-        layer_latency_s=step / layers,
-        bound_layer_latency_s=max(alone.values(), default=0.0) / layers,
+        layer_latency_s=middle.seconds / layers,
+        bound_layer_latency_s=bound / layers,
         busy_s=busy,
-        utilisation={lane: seconds / step for lane, seconds in busy.items()},
-        seconds_by_op=by_op,
+        utilisation={lane: seconds / middle.seconds for lane, seconds in busy.items()},
+        seconds_by_op=middle.by_op,
+        bytes_by_op=middle.moved,
         tasks=run.tasks,
         simulate_seconds=time.perf_counter() - started,
     )
 
 
-def step_trace(
-    scenario: Scenario, policy: Policy, schedule: str, *, step: int, contention: bool = True
-) -> tuple[TaskGraph, Trace]:
-    """Graph and trace of a decode step with its neighbours, so that the pipeline is full."""
+def _unfolded(busy: Mapping[str, float], layout: Layout) -> dict[str, float]:
+    """Seconds of the lanes of every GPU, where only the first of a group was laid out [s]."""
+    if not layout.folded:
+        return dict(busy)
+    found: dict[str, float] = {}
+    for lane, seconds in busy.items():
+        kind = lane.rstrip("0123456789")
+        names = [lane] if kind == lane else [f"{kind}{device}" for device in range(layout.gpus)]
+        found.update(dict.fromkeys(names, seconds))
+    return found
+
+
+def _start(
+    scenario: Scenario, policy: Policy, schedule: str, *, contention: bool, wrap: Wrap | None, folded: bool = False
+) -> _Run:
     rates = derive_rates(scenario.profile, scenario.formats)
+    durations = roofline_durations(rates, shared=contention)
+    layout = Layout(scenario, policy)
+    return _Run(
+        replace(layout, folded=folded and layout.group_size > 1),
+        schedule,
+        durations if wrap is None else wrap(durations),
+        sharing_of(scenario.profile, rates, alike=layout.group_size if folded else 1) if contention else None,
+    )
+
+
+def step_trace(
+    scenario: Scenario,
+    policy: Policy,
+    schedule: str,
+    *,
+    step: int,
+    contention: bool = True,
+    wrap: Wrap | None = None,
+    steps: Steps | None = None,
+) -> tuple[TaskGraph, Trace]:
+    """Graph and trace of a decode step with its neighbours, so that the pipeline is full; or of any `steps`.
+
+    The trace has the memory held over time, by level.
+    """
+    run = _start(scenario, policy, schedule, contention=contention, wrap=wrap)
+    wanted = steps or around(step, scenario.workload.generation_length - 1)
+    graph, trace = run.replay(run.layout, wanted)
+    return graph, replace(trace, memory=holds_over_time(graph, trace.spans, held_before(run.layout, wanted)))
+
+
+def short_step(
+    scenario: Scenario, policy: Policy, schedule: str, *, step: int, contention: bool = True, wrap: Wrap | None = None
+) -> tuple[TaskGraph, Trace]:
+    """The same as `step_trace`, of few layers and micro-batches where the model has more: quick for any plan."""
+    run = _start(scenario, policy, schedule, contention=contention, wrap=wrap)
+    micro, repeated = run.few_micro_batches("decode"), next(run.short_passes())
+    layout = replace(run.layout, only_layers=repeated.short, only_micro_batches=None if micro is None else micro[1])
     steps = around(step, scenario.workload.generation_length - 1)
-    graph = schedule_graph(Layout(scenario, policy), schedule, steps)
-    sharing = sharing_of(scenario.profile, rates) if contention else None
-    return graph, simulate(graph, roofline_durations(rates), sharing)
-
-
-def _scaled(values: dict[str, float], scale: float) -> dict[str, float]:
-    return {name: value * scale for name, value in values.items()}
+    graph, trace = run.replay(layout, steps)
+    return graph, replace(trace, memory=holds_over_time(graph, trace.spans, held_before(layout, steps)))
 
 
 def _account(
-    run: _Run, graph: TaskGraph, trace: Trace, step: int
-) -> tuple[float, dict[str, float], dict[str, float], dict[str, float]]:
-    """Of one step: seconds, seconds of each lane alone, as it ran, and by kind of task [s]."""
+    run: _Run, graph: TaskGraph, trace: Trace, step: int, repeated: Repeated, since: float = 0.0
+) -> _Step | None:
+    """One step of a trace; None where a short pass has not reached the steady state."""
     alone: dict[str, float] = {}
     busy: dict[str, float] = {}
     by_op: dict[str, float] = {}
+    moved: dict[str, float] = {}
+    shared: dict[str, float] = {}
+    seconds = pass_seconds(graph, trace, "decode", step, since=since, repeated=repeated)
+    if seconds is None:
+        return None
     for task, span in zip(graph.tasks, trace.spans, strict=True):
         if task.id.step != step or task.id.phase != "decode":
             continue
-        lane, op, seconds = str(task.lane), task.id.op.value, span.end_s - span.start_s
-        alone[lane] = alone.get(lane, 0.0) + run.durations(task)
-        busy[lane] = busy.get(lane, 0.0) + seconds
-        by_op[op] = by_op.get(op, 0.0) + seconds
-    return step_seconds(graph, trace, step), alone, busy, by_op
+        times = 1.0 + repeated.times if repeated.first <= task.id.layer < repeated.last else 1.0
+        lane, op, by_itself = str(task.lane), task.id.op.value, run.durations(task)
+        alone[lane] = alone.get(lane, 0.0) + times * by_itself
+        busy[lane] = busy.get(lane, 0.0) + times * (span.end_s - span.start_s)
+        twins = run.layout.group_size if run.layout.folded and task.lane.device is not None else 1
+        by_op[op] = by_op.get(op, 0.0) + twins * times * (span.end_s - span.start_s)
+        moved[op] = moved.get(op, 0.0) + twins * times * task.bytes_moved
+        if run.sharing is not None:
+            for name, amount in run.sharing.demand(task, by_itself).items():
+                shared[name] = shared.get(name, 0.0) + times * amount * by_itself / run.sharing.capacities[name]
+    return _Step(seconds, alone, busy, by_op, moved, shared)
 
 
-def _prefill_end(graph: TaskGraph, trace: Trace) -> float:
-    """End of the last first token [s]."""
+def _ends(graph: TaskGraph, trace: Trace, phase: Phase) -> float:
+    """End of the last token of a phase [s]."""
     return max(
         span.end_s
         for task, span in zip(graph.tasks, trace.spans, strict=True)
-        if task.id.phase == "prefill" and task.id.op is Op.SAMPLE
+        if task.id.phase == phase and task.id.op is Op.SAMPLE
     )
 
 
-def _every_task(run: _Run, steps: int) -> tuple[float, float]:
-    """Prefill and decode seconds, event by event over the whole run."""
+def _every_task(run: _Run, steps: int) -> tuple[float, float, _Step]:
+    """Prefill and decode seconds, and the step in the middle, event by event over the whole run."""
     graph, trace = run.replay(run.layout, Steps(prefill=True, first=0, last=steps))
-    prefill = _prefill_end(graph, trace)
-    return prefill, (_decode_end(graph, trace) - prefill if steps else 0.0)
+    prefill = _ends(graph, trace, "prefill")
+    if not steps:
+        return prefill, 0.0, _Step(0.0)
+    middle = _account(run, graph, trace, steps // 2, ALL_THERE, since=prefill)
+    assert middle is not None  # every layer is there
+    return prefill, _ends(graph, trace, "decode") - prefill, middle
 
 
-def _decode_end(graph: TaskGraph, trace: Trace) -> float:
-    return max(
-        span.end_s
-        for task, span in zip(graph.tasks, trace.spans, strict=True)
-        if task.id.phase == "decode" and task.id.op is Op.SAMPLE
-    )
+def _prefilled(run: _Run, layout: Layout, repeated: Repeated) -> _Step | None:
+    """Prefill, from one short pass; from two where micro-batches go through all layers one after the other."""
+    graph, trace = run.replay(layout, Steps(prefill=True))
+    apart = layout.pipelined or layout.policy.weight_slots == "experts"
+    if not apart or not repeated.times or repeated.short is None:
+        seconds = pass_seconds(graph, trace, "prefill", 0, repeated=repeated)
+        return None if seconds is None else _Step(seconds)
+    short = repeated.short - (repeated.last - repeated.first)
+    graph, first = run.replay(replace(layout, only_layers=short), Steps(prefill=True))
+    more = trace.makespan_s - first.makespan_s
+    return _Step(trace.makespan_s + repeated.times * more)
 
 
-def _few_passes(run: _Run, steps: int) -> tuple[float, float]:
-    """Prefill and decode seconds: straight lines between contexts, halved until they hold."""
-    known: dict[int, float] = {}
+def _few_passes(run: _Run, steps: int) -> tuple[float, float, _Step]:
+    """Prefill and decode seconds, and the step in the middle: straight lines between contexts, halved until they hold.
 
-    def start(layout: Layout) -> tuple[float, float]:
-        graph, trace = run.replay(layout, Steps(prefill=True, first=0, last=min(steps, 2)))
-        prefill = _prefill_end(graph, trace)
-        return prefill, (step_seconds(graph, trace, 0, since=prefill) if steps else 0.0)
+    The first step follows prefill and the last one prefetches for none: both stand apart.
+    """
+    known: dict[int, _Step] = {}
 
-    def at(step: int) -> float:
+    def measured(step: int) -> _Step:
         if step not in known:
 
-            def seconds(layout: Layout) -> tuple[float]:
+            def measure(layout: Layout, repeated: Repeated) -> _Step | None:
                 graph, trace = run.replay(layout, around(step, steps))
-                return (step_seconds(graph, trace, step),)
+                return _account(run, graph, trace, step, repeated)
 
-            known[step] = run.over_layers(seconds)[0]
+            known[step] = run.extrapolate("decode", measure)
         return known[step]
+
+    def at(step: int) -> float:
+        return measured(step).seconds
 
     def between(low: int, high: int) -> float:
         """Sum over steps low .. high - 1."""
@@ -256,7 +419,7 @@ def _few_passes(run: _Run, steps: int) -> tuple[float, float]:
             return at(low) if high > low else 0.0
         middle = (low + high) // 2
         straight = (at(low) * (high - middle) + at(high) * (middle - low)) / (high - low)
-        if abs(at(middle) - straight) <= STRAIGHT * at(middle):
+        if abs(at(middle) - straight) * (high - low) <= STRAIGHT * at(middle) * steps:
             return trapezium(low, middle) + trapezium(middle, high)
         return between(low, middle) + between(middle, high)
 
@@ -265,8 +428,26 @@ def _few_passes(run: _Run, steps: int) -> tuple[float, float]:
         count = high - low
         return count * at(low) + (at(high) - at(low)) * (count - 1) / 2.0
 
-    prefill, first = run.over_layers(start)
+    def prefilled(layout: Layout, repeated: Repeated) -> _Step | None:
+        return _prefilled(run, layout, repeated)
+
+    def first_step(layout: Layout, repeated: Repeated) -> _Step | None:
+        """The first step in the steady state, and what it differs from that, in the same short pass, after prefill."""
+        after, trace_after = run.replay(layout, Steps(prefill=True, first=0, last=min(steps, 2)))
+        alike, trace_alike = run.replay(layout, Steps(first=-1, last=min(steps, 2)))
+        since = _ends(after, trace_after, "prefill")
+        steady = pass_seconds(alike, trace_alike, "decode", 0, repeated=repeated)
+        here = pass_seconds(after, trace_after, "decode", 0, since=since)
+        there = pass_seconds(alike, trace_alike, "decode", 0)
+        if steady is None or here is None or there is None:
+            return None
+        return _Step(steady + here - there)
+
+    prefill = run.extrapolate("prefill", prefilled).seconds
+    if not steps:
+        return prefill, 0.0, _Step(0.0)
+    first = run.extrapolate("decode", first_step).seconds
+    shown = measured(steps // 2)
     if steps < 4:
-        return prefill, first + sum(at(step) for step in range(1, steps))
-    # The first step follows prefill and the last one prefetches for none: both stand apart.
-    return prefill, first + between(1, steps - 2) + at(steps - 2) + at(steps - 1)
+        return prefill, first + sum(at(step) for step in range(1, steps)), shown
+    return prefill, first + between(1, steps - 2) + at(steps - 2) + at(steps - 1), shown

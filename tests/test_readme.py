@@ -156,9 +156,9 @@ def test_files_of_the_tree_exist_and_no_folder_is_left_out() -> None:
 
 def test_every_module_of_the_planner_has_its_place_in_the_tree() -> None:
     part = re.search(r"^hrm/ .*?^hardware_profiles/", README, flags=re.DOTALL | re.MULTILINE)
-    parts_of_search = re.search(r"the search; (.*?): its parts", README)
-    assert part is not None and parts_of_search is not None
-    patterns = re.findall(r"\b(\w+\*?)\.py", part[0]) + re.findall(r"\w+", parts_of_search[1])
+    assert part is not None
+    parts = re.findall(r"; (.*?): its parts", part[0])
+    patterns = re.findall(r"\b(\w+\*?)\.py", part[0]) + [name for each in parts for name in re.findall(r"\w+", each)]
     named = {path.stem for pattern in patterns for path in (ROOT / "hrm").glob(f"{pattern}.py")}
     assert {path.stem for path in (ROOT / "hrm").glob("*.py")} - named == {"__init__", "__main__"}
 
@@ -190,6 +190,8 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "",
         "plan",
         "simulate",
+        "compare",
+        "sweep",
         "roofline",
         "hardware",
         "hardware show",
@@ -217,6 +219,24 @@ def test_documented_options_are_those_of_plan() -> None:
 def test_simulate_options_are_documented() -> None:
     documented = {word for row in tables(CLI)["option | what it does"] for word in code_words(row[0])}
     assert documented == options_of("simulate") | negations_of("simulate")
+
+
+def test_compare_options_are_documented() -> None:
+    rows = tables(CLI)
+    heads = ("option | in a comparison", "option | meaning", "option | variable")
+    documented = {word for head in heads for row in rows[head] for word in code_words(row[0])}
+    assert options_of("compare") <= documented
+
+
+def test_sweep_options_are_documented() -> None:
+    rows = tables(CLI)
+    documented = {word for row in rows["option | in a sweep"] for word in code_words(row[0])}
+    documented |= {
+        word for head in ("option | meaning", "option | variable") for row in rows[head] for word in code_words(row[0])
+    }
+    assert options_of("sweep") <= documented
+    columns = {word for row in rows["column | what it holds"] for word in code_words(row[0])}
+    assert columns == set(importlib.import_module("simulator.sweep_table").COLUMNS)
 
 
 def test_roofline_options_are_documented() -> None:

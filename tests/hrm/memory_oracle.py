@@ -198,10 +198,13 @@ def _gpu(
     visits = min(1.0, 2.0 * model.streamed_top_k / model.streamed_experts) if ring else float(model.streamed_top_k)
     layer = residual + max(before + after, visits * visit + shared, dense_mlp)
 
+    rows_in_and_out = 2  # between two layers, where other micro-batches come in between
+    if ring or policy.prefill_micro_batch_size >= policy.batch_size:
+        rows_in_and_out = 0 if policy.embedding_on_gpu else 1
     prefill = {
         "slots": slots,
         "activations": need.prefill_tokens * layer * value,
-        "hidden states in and out": 2 * need.prefill_tokens * model.hidden_size * value * gpus,
+        "hidden states in and out": rows_in_and_out * need.prefill_tokens * model.hidden_size * value * gpus,
         "new KV of two layers": 2 * need.prefill_tokens * _token_bytes(model, formats),
     }
     requests = need.decode_requests
@@ -237,6 +240,8 @@ def _cpu(model: ModelSpec, formats: Formats, policy: Policy, need: Demands) -> d
     ring = policy.weight_slots == "experts"
     if policy.prefill_micro_batch_size < policy.batch_size and not ring:  # layer by layer: they wait for each other
         terms["hidden states of all prompts"] = need.batch_prompt_tokens * model.hidden_size * value
+    whole_kv = policy.kv_on_disk * need.batch_kv_bytes
+    terms["two micro-batches' KV from disk"] = 2.0 * whole_kv / (model.n_layers * policy.num_micro_batches)
     if not policy.attention_on_gpu:  # page-locked, so rounded up
         rows = _power_of_two(requests * before * value) + _power_of_two(requests * after * value)
         terms["QKV and results"] = float(IN_FLIGHT * rows)

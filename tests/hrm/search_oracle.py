@@ -156,7 +156,16 @@ class Oracle:
             ("decode", points.micro_batch, np.asarray(budget, dtype=np.float64)),
             ("prefill", fullest.requests, fullest.tokens),
         ):
-            terms = gpu_terms(scenario, sizes, batch, phase=phase, requests=requests, tokens=tokens, ring=ring)
+            terms = gpu_terms(
+                scenario,
+                sizes,
+                batch,
+                phase=phase,
+                requests=requests,
+                tokens=tokens,
+                ring=ring,
+                prefill_micro_batches=1.0 + zero if ring else n_p,
+            )
             held.append((line(total(terms.values())), limits["gpu"]))
         host = cpu_terms(
             scenario, sizes, batch, requests=points.micro_batch, prefill_micro_batches=1.0 + zero if ring else n_p

@@ -7,10 +7,11 @@ import pytest
 import timelines
 from hypothesis import given, settings
 from tiny import tiny_profile, tiny_scenario
-from tiny_policies import Case, cases, policy_of
+from tiny_policies import EVERYTHING_ON_CPU, Case, cases, policy_of
 
 from hrm.errors import InputError
 from hrm.graph import LaneKind, Op, Task, TaskGraph, TaskId, finish_times
+from hrm.holds import hold_sizes
 from hrm.layout import Layout
 from hrm.schedules import SCHEDULES, Steps, check_schedule, schedule_graph
 from simulator.durations import table_durations
@@ -50,6 +51,7 @@ def by_hand(text: str) -> list[tuple[str, float, float]]:
 
 
 GPU_ATTENTION = {"attention_on_gpu": True}
+STATIC = {"attention_on_gpu": True, "ffn_on_gpu": False, "kv_on_gpu": 1.0, "weights_on_gpu": 0.5}
 TIMELINES = {
     "cgopipe": ("cgopipe", timelines.CGOPIPE, STEP, {"num_micro_batches": 3}),
     "cgopipe staged": (
@@ -71,6 +73,13 @@ TIMELINES = {
     ),
     "serial": ("serial", timelines.SERIAL, STEP, {"num_micro_batches": 1}),
     "prefill": ("cgopipe", timelines.PREFILL, Steps(prefill=True), {}),
+    "static experts": (
+        "static_experts",
+        timelines.STATIC_EXPERTS,
+        STEP,
+        STATIC,
+    ),
+    "CPU only": ("cpu_only", timelines.CPU_ONLY, STEP, EVERYTHING_ON_CPU),
 }
 
 
@@ -165,11 +174,20 @@ def test_a_slot_is_written_once_the_stage_before_last_is_done() -> None:
     assert waits == {(0, 0): (), (0, 1): (), (1, 0): (post,), (1, 1): (post._replace(layer=1),)}
 
 
-def test_the_ring_between_cpu_memory_and_link_is_two_pages_deep() -> None:
+def test_the_ring_between_cpu_memory_and_link_is_four_pieces_deep() -> None:
     graph = graph_of("cgopipe", num_micro_batches=3, pin_weights=False)
     staged = [task for task in graph.tasks if task.id.op is Op.STAGE_WEIGHTS]
     loads = [task.id for task in graph.tasks if task.id.op is Op.LOAD_WEIGHTS]
-    assert [task.after for task in staged] == [(), ()] + [(load,) for load in loads[:-2]]
+    assert [task.after for task in staged] == [()] * 4 + [(load,) for load in loads[:-4]]
+
+
+def test_a_block_larger_than_a_piece_passes_the_ring_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """768 byte through pieces of 300 are three of 256; pinned, it is one copy."""
+    monkeypatch.setattr("hrm.weight_copies.PIECE_BYTES", 300.0)
+    for pinned, pieces in ((False, 3), (True, 1)):
+        graph = graph_of("s3", pin_weights=pinned)
+        sizes = [task.bytes_moved for task in graph.tasks if task.id.op is Op.LOAD_WEIGHTS and task.id.layer == 0]
+        assert sizes == [768.0 / pieces] * pieces
 
 
 def test_pages_are_equal_pieces_and_a_block_is_all_of_it() -> None:
@@ -186,11 +204,17 @@ def test_decode_after_prefill_loads_all_pages_of_its_first_layer() -> None:
     assert [task.bytes_moved for task in loads] == [256.0] * 3
 
 
-def test_a_streamed_head_gives_its_slot_back() -> None:
-    """256 byte of the table, as one more layer."""
-    graph = graph_of("cgopipe", num_micro_batches=1, lm_head_on_gpu=False)
-    head = next(task for task in graph.tasks if task.id.op is Op.LM_HEAD)
-    assert [hold.bytes for hold in head.releases] == [256.0]
+def test_a_streamed_head_comes_in_pieces_for_two_buffers_each_for_all_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 byte of the table through buffers of 100: three pieces; the third waits for the last use of the first."""
+    monkeypatch.setattr("hrm.layout.HEAD_BUFFER_BYTES", 100.0)
+    graph = graph_of("cgopipe", num_micro_batches=2, lm_head_on_gpu=False)
+    loads = [task for task in graph.tasks if task.id.op is Op.LOAD_WEIGHTS and task.id.layer == 2]
+    assert [task.bytes_moved for task in loads] == [pytest.approx(256.0 / 3)] * 3
+    heads = [task.id for task in graph.tasks if task.id.op is Op.LM_HEAD]
+    assert [(head.page, head.micro_batch) for head in heads] == [(p, j) for p in range(3) for j in range(2)]
+    assert [task.after for task in loads] == [(), (), (heads[1],)]
 
 
 def test_lookahead_ends_with_the_micro_batches() -> None:
@@ -213,6 +237,16 @@ def test_lookahead_ends_with_the_micro_batches() -> None:
         ("s2", {"weight_slots": "experts", "ring_experts": 2}, "ring of experts", "--weight-slots 2"),
         ("s3", {"weight_slots": "experts", "ring_experts": 2}, "ring of experts", "--weight-slots 2"),
         ("cgopipe", {"everything_on_cpu": True}, "everything on the CPU", "uses the GPU"),
+        ("cpu_only", {}, "not everything on the CPU", "CPU-only plan"),
+        ("static_experts", GPU_ATTENTION, "F_g = 1 and r_w = 0", "F_g = 0 and r_w > 0"),
+        ("static_experts", STATIC | {"weights_on_gpu": 0.0}, "F_g = 0 and r_w = 0", "F_g = 0 and r_w > 0"),
+        ("static_experts", STATIC | {"kv_on_gpu": 0.5}, "r_c = 0.5", "--kv-on-gpu 1"),
+        (
+            "s4",
+            GPU_ATTENTION | {"weight_slots": "experts", "ring_experts": 2, "parallelism": "pipeline"},
+            "a part of it at a time",
+            "--weight-slots 2",
+        ),
     ],
 )
 def test_a_combination_a_schedule_does_not_have_names_a_way_out(
@@ -230,9 +264,43 @@ def test_no_steps_at_all_are_refused() -> None:
         graph_of("cgopipe", Steps(first=3, last=3))
 
 
-def test_several_gpus_are_refused() -> None:
-    with pytest.raises(InputError, match="has 2 GPUs"):
-        Layout(tiny_scenario(profile=tiny_profile(gpus=2)), policy_of())
+def on_two_gpus(schedule: str, steps: Steps = STEP, **changes: Any) -> TaskGraph:
+    scenario = tiny_scenario(profile=tiny_profile(gpus=2))
+    return schedule_graph(Layout(scenario, policy_of(**changes)), schedule, steps)
+
+
+@pytest.mark.parametrize(
+    ("expected", "schedule", "changes"),
+    [
+        (timelines.TENSOR_PARALLEL, "cgopipe", {"num_micro_batches": 1}),
+        (timelines.PIPELINE, "s4", GPU_ATTENTION | {"parallelism": "pipeline", "kv_on_gpu": 1.0}),
+    ],
+    ids=["tensor", "pipeline"],
+)
+def test_timeline_on_two_gpus_is_the_one_by_hand(expected: str, schedule: str, changes: dict[str, Any]) -> None:
+    trace = simulate(on_two_gpus(schedule, **changes), table_durations(SECONDS | {Op.ALL_REDUCE: 1.0}))
+    assert [(str(span.task), span.start_s, span.end_s) for span in trace.spans] == by_hand(expected)
+
+
+def test_twins_share_the_work_and_each_has_the_whole_hidden_state() -> None:
+    """Of 2 requests: 2 x 16 values of 2 byte down, 2 x 8 back, half of it per GPU; a sum moves 2 x 16 byte."""
+    graph = on_two_gpus("cgopipe", num_micro_batches=1)
+    moved = {(t.id.op, t.id.device): t.bytes_moved for t in graph.tasks if t.id.layer == 0}
+    for device in (0, 1):
+        assert moved[(Op.OFFLOAD_QKV, device)] == 2 * 16 * 2 / 2
+        assert moved[(Op.LOAD_HIDDEN, device)] == 2 * 8 * 2 / 2
+        assert moved[(Op.LOAD_WEIGHTS, device)] == 768.0 / 2
+        assert moved[(Op.ALL_REDUCE, device)] == 2 * (2 - 1) / 2 * 2 * 16
+    one = graph_of("cgopipe", num_micro_batches=1)
+    flops = [sum(float(o.work.flops) for t in g.tasks for o in t.operators) for g in (graph, one)]
+    assert flops[0] == pytest.approx(flops[1])
+
+
+def test_in_a_pipeline_every_part_of_the_batch_loads_its_layers_anew() -> None:
+    """Two parts of the batch: each device loads its one layer twice a step, so all links together twice the model."""
+    graph = on_two_gpus("s4", **GPU_ATTENTION, parallelism="pipeline")
+    loads = [(t.id.layer, t.id.device, t.bytes_moved) for t in graph.tasks if t.id.op is Op.LOAD_WEIGHTS]
+    assert sorted(loads) == [(0, 0, 768.0)] * 2 + [(1, 1, 768.0)] * 2
 
 
 @settings(max_examples=150, deadline=None)
@@ -240,35 +308,56 @@ def test_several_gpus_are_refused() -> None:
 def test_any_policy_a_schedule_accepts_makes_a_graph_that_computes_every_layer_once(case: Case) -> None:
     """Making the graph checks ids and order; every layer then has each micro-batch once, and all of its weights."""
     layout, graph = case.layout, schedule_graph(*case)
+    policy = layout.policy
     found: dict[tuple[Any, ...], list[Task]] = defaultdict(list)
     for task in graph.tasks:
         found[(task.id.phase, task.id.step, task.id.layer, task.id.op)].append(task)
     passes = [("prefill", 0)] * case.steps.prefill + [("decode", s) for s in range(case.steps.first, case.steps.last)]
+    twins = 1 if policy.everything_on_cpu else layout.group_size
     for phase, step in passes:
         count = layout.micro_batches(phase)  # type: ignore[arg-type]
-        times = count if phase == "prefill" and layout.policy.weight_slots == "experts" else 1
+        parts = min(layout.gpus, count) if layout.pipelined else 1
+        times = count if phase == "prefill" and policy.weight_slots == "experts" else parts
+        halves = 2 if twins > 1 else 1
         for layer in range(layout.num_layers):
-            for op in (Op.PRE_ATTENTION, Op.POST_ATTENTION):
-                assert [t.id.micro_batch for t in found[(phase, step, layer, op)]] == list(range(count))
-        assert len(found[(phase, step, layout.num_layers, Op.SAMPLE)]) == count
-        on_gpu = phase == "prefill" or layout.policy.ffn_on_gpu
+            for op, each in ((Op.PRE_ATTENTION, twins), (Op.POST_ATTENTION, twins * halves)):
+                assert sorted(t.id.micro_batch for t in found[(phase, step, layer, op)]) == sorted(
+                    [*range(count)] * each
+                )
+        assert len(found[(phase, step, layout.num_layers, Op.SAMPLE)]) == count * twins
+        if policy.everything_on_cpu:
+            continue
+        on_gpu = (
+            phase == "prefill" or policy.ffn_on_gpu or (case.schedule == "static_experts" and layout.copies_experts)
+        )
         for layer in range(layout.num_layers + 1):
-            wanted = layout.streamed(layer, experts=on_gpu)
+            wanted = layout.streamed(layer, phase, experts=on_gpu)  # type: ignore[arg-type]
             loads = found[(phase, step, layer, Op.LOAD_WEIGHTS)]
             assert sum(t.bytes_moved for t in loads) == pytest.approx(times * wanted.total)
             reads = [t for t in found[(phase, step, layer, Op.READ_DISK)] if t.id.page is not None]
-            assert sum(t.bytes_moved for t in reads) == pytest.approx(times * wanted.disk)
+            here = layout.read_for_cpu(layer) if layer < layout.num_layers and not on_gpu else 0.0
+            assert sum(t.bytes_moved for t in reads) == pytest.approx(times * wanted.disk + parts * here)
             staged = sum(t.bytes_moved for t in found[(phase, step, layer, Op.STAGE_WEIGHTS)])
-            assert staged == pytest.approx(0.0 if layout.policy.pin_weights else times * wanted.cpu)
+            assert staged == pytest.approx(0.0 if policy.pin_weights else times * wanted.cpu)
 
 
 @settings(max_examples=100, deadline=None)
 @given(cases())
-def test_what_the_tasks_take_they_give_back(case: Case) -> None:
-    graph = schedule_graph(*case)
-    taken = sum(hold.bytes for task in graph.tasks for hold in task.acquires)
-    given_back = sum(hold.bytes for task in graph.tasks for hold in task.releases)
-    assert given_back == pytest.approx(taken)
+def test_what_the_tasks_take_they_give_back_but_for_what_stays(case: Case) -> None:
+    """After prefill the KV cache stays, and with decode the hidden states of the batch on the GPU."""
+    graph, layout = schedule_graph(*case), case.layout
+    sizes = hold_sizes(layout.scenario, layout.sizes, layout.policy)
+    left: dict[tuple[str, str], float] = defaultdict(float)
+    for task in graph.tasks:
+        for hold in task.acquires:
+            left[(hold.level, hold.term)] += hold.bytes
+        for hold in task.releases:
+            left[(hold.level, hold.term)] -= hold.bytes
+    stays = {(level, "KV cache"): size for level, size in sizes.kv_cache.items() if case.steps.prefill}
+    if case.steps.prefill and case.steps.last and not layout.policy.everything_on_cpu:
+        stays[("gpu", "hidden states of the batch")] = sizes.of_the_batch
+    for key in left.keys() | stays.keys():
+        assert left.get(key, 0.0) == pytest.approx(stays.get(key, 0.0), abs=1e-6), key
 
 
 @settings(max_examples=100, deadline=None)
@@ -276,15 +365,18 @@ def test_what_the_tasks_take_they_give_back(case: Case) -> None:
 def test_weights_are_used_only_once_they_are_there(case: Case) -> None:
     """Whatever computes with a page or an expert waits for its copy, by itself or through what it waits for."""
     graph = schedule_graph(*case)
+    policy = case.layout.policy
     index = {task.id: position for position, task in enumerate(graph.tasks)}
-    loads: dict[tuple[str, int, int], list[TaskId]] = defaultdict(list)
+    loads: dict[tuple[Any, ...], list[TaskId]] = defaultdict(list)
+    parts = min(case.layout.gpus, case.layout.micro_batches("decode")) if case.layout.pipelined else 1
     for task in graph.tasks:
-        if task.id.op is Op.LOAD_WEIGHTS and case.layout.policy.weight_slots != "experts":
-            loads[(task.id.phase, task.id.step, task.id.layer)].append(task.id)
+        if task.id.op is Op.LOAD_WEIGHTS and policy.weight_slots != "experts":
+            loads[(task.id.phase, task.id.step, task.id.layer, task.id.device)].append(task.id)
     for task in graph.tasks:
-        if task.id.op is Op.POST_ATTENTION:
+        if task.id.op is Op.POST_ATTENTION and task.id.part != 1 and parts == 1 and not case.layout.pipelined:
             # The last copy is enough: a lane does its tasks in order.
-            assert set(loads[(task.id.phase, task.id.step, task.id.layer)][-1:]) <= set(task.after)
-        if task.id.op is Op.EXPERTS and task.lane.kind is LaneKind.GPU:
+            there = loads[(task.id.phase, task.id.step, task.id.layer, task.id.device)]
+            assert set(there[-1:]) <= set(task.after)
+        if task.id.op is Op.EXPERTS and task.lane.kind is LaneKind.GPU and policy.weight_slots == "experts":
             copy = task.id._replace(op=Op.LOAD_WEIGHTS)
             assert (copy in task.after) == (copy in index)

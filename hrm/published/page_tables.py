@@ -1,0 +1,221 @@
+"""Tables of the validation report, as HTML, each from a section of the document (`hrm.published.document`)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hrm.published.document import MODELS, scores_of_document
+from hrm.published.figures import shown_models
+from hrm.published.scores import Scored, group_scores, summarise
+
+__all__ = [
+    "constants_table",
+    "differences_table",
+    "error_tables",
+    "note_line",
+    "rows_table",
+    "speed_up_table",
+    "terms_table",
+]
+
+Column = tuple[str, bool]
+"""Head of a column, and whether it holds numbers."""
+
+
+def note_line(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>'
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are texts, escaped here; a last column called `note` may be long."""
+
+    def cell(tag: str, text: str, column: Column) -> str:
+        kind = "number" if column[1] else "note" if column[0] == "note" and tag == "td" else ""
+        return f"<{tag}{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{html.escape(text)}</{tag}>"
+
+    head = "".join(cell("th", column[0], column) for column in columns)
+    lines = ["".join(cell("td", text, column) for text, column in zip(row, columns, strict=True)) for row in rows]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+
+
+def error_tables(document: Mapping[str, Any]) -> list[str]:
+    """Every prediction over all rows, then the errors of each by system and setting."""
+    models = shown_models(document)
+    scored = {model: scores_of_document(document, model) for model in models}
+    entries = (document.get("summary") or {}).get("models") or {}
+    overall = []
+    for model in models:
+        summary = summarise(scored[model])
+        entry = entries.get(model) or {}
+        interval = entry.get("interval") or {}
+        overall.append(
+            [
+                MODELS[model],
+                str(summary.count),
+                str(summary.missed),
+                _percent(summary.median_error),
+                _percent(summary.p90_error),
+                _percent(summary.mean_error),
+                _percent(summary.bias, signed=True),
+                f"{summary.worst_id} ({_percent(summary.worst_error)})",
+                _percent((entry.get("order") or {}).get("share")),
+                _percent((entry.get("order_within_system") or {}).get("share")),
+                _percent(interval.get("coverage")),
+                _number(interval.get("mean_width")),
+            ]
+        )
+    heads = ("prediction", "n", "missed", "median", "p90", "mean", "bias", "worst row")
+    more = ("pairs in order", "of one system", "in the interval", "high / low")
+    first = _table([(name, name not in ("prediction", "worst row")) for name in heads + more], overall)
+    groups = {model: group_scores(rows, _system_and_setting) for model, rows in scored.items()}
+    names = sorted(next(iter(groups.values()), {}))
+    by_group = [
+        [
+            *name,
+            str(summarise(groups[models[0]][name]).count),
+            *(_percent(summarise(groups[model][name]).median_error) for model in models),
+        ]
+        for name in names
+    ]
+    columns = [("system", False), ("setting", False), ("n", True), *((MODELS[model], True) for model in models)]
+    return [first, note_line("Median error by system and setting:"), _table(columns, by_group)]
+
+
+def _system_and_setting(scored: Scored) -> tuple[str, str]:
+    return scored.system, scored.setting
+
+
+def terms_table(terms: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            str(entry["term"]),
+            _percent(entry["error_without"]),
+            _percent(entry["error_with"]),
+            _points(entry["error_with"] - entry["error_without"]),
+        ]
+        for entry in terms
+    ]
+    return _table([("term", False), ("median without", True), ("median with", True), ("change", True)], rows)
+
+
+def constants_table(constants: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            str(entry.get("component", "")),
+            str(entry["name"]),
+            f"{_number(entry['value'])} {entry.get('unit') or ''}".strip(),
+            _range(entry.get("low"), entry.get("high")),
+            _range(entry.get("public_low"), entry.get("public_high")),
+            str(entry.get("source") or ""),
+        ]
+        for entry in constants
+    ]
+    heads = [
+        ("component", False),
+        ("constant", False),
+        ("value", True),
+        ("90 % interval", True),
+        ("public range", True),
+    ]
+    return _table([*heads, ("note", False)], rows)
+
+
+def differences_table(differences: Sequence[Mapping[str, Any]]) -> str:
+    models = list(dict.fromkeys(model for entry in differences for model in entry["predicted"]))
+    rows = []
+    for entry in differences:
+        ids = " / ".join(", ".join(entry[key]) for key in ("short_ids", "long_ids"))
+        for name, key in (("decode, per layer and step", "layer_s"), ("prefill", "prefill_s")):
+            seconds = entry["measured"][key]
+            cells = [f"{_number(seconds)} s"]
+            for model in models:
+                value = (entry["predicted"].get(model) or {}).get(key)
+                ratio = f" ({_percent(value / seconds - 1, signed=True)})" if value is not None and seconds > 0 else ""
+                cells.append("" if value is None else f"{_number(value)} s{ratio}")
+            rows.append([ids, name, *cells])
+    columns = [("rows", False), ("phase", False), ("measured", True), *((MODELS[model], True) for model in models)]
+    return _table(columns, rows)
+
+
+def speed_up_table(speed_ups: Sequence[Mapping[str, Any]]) -> str:
+    models = list(dict.fromkeys(model for entry in speed_ups for model in entry["predicted"]))
+    words = {True: "padded", False: "unpadded"}
+    rows = [
+        [
+            entry["setting"],
+            f"{entry['id']}, {words[entry['padded']]}",
+            f"{entry['baseline_id']} {entry['baseline_system']}, {words[entry['baseline_padded']]}",
+            f"{entry['measured']:.2f}x",
+            *(_times(entry["predicted"].get(model)) for model in models),
+        ]
+        for entry in speed_ups
+    ]
+    columns = [
+        ("setting", False),
+        ("row", False),
+        ("over", False),
+        ("measured", True),
+        *((MODELS[model], True) for model in models),
+    ]
+    return _table(columns, rows)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
+    described = ["setting", "system", "workload", "prompt_len", "padded", "gen_len", "mu", "n_ub", "N"]
+    described = [key for key in described if any(key in row for row in rows)]
+    lines = []
+    for row in rows:
+        measured, predicted = row.get("measured"), row.get("predicted", {})
+        cells = [row["id"], *(_plain(row.get(key)) for key in described), _number(measured)]
+        for model in models:
+            value = predicted.get(model)
+            ratio = f" ({value / measured:.2f}x)" if value is not None and measured else ""
+            cells.append(_number(value) + ratio)
+        interval = row.get("interval")
+        cells.append(_range(*interval) if interval else "")
+        lines.append([*cells, row.get("bottleneck") or "", row.get("note") or ""])
+    words = ("setting", "system", "workload")
+    columns: list[Column] = [("id", False), *((key, key not in words) for key in described), ("measured", True)]
+    columns += [(MODELS[model], True) for model in models]
+    columns += [("80 % interval", True), ("bottleneck", False), ("note", False)]
+    return _table(columns, lines)
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None) -> str:
+    """Four significant figures, without an exponent where that can be read."""
+    if value is None or value != value:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _percent(share: float | None, *, signed: bool = False) -> str:
+    if share is None or share != share:
+        return ""
+    if share == float("inf"):
+        return "missed"
+    return f"{100 * share:+.1f} %".replace("-", "−") if signed else f"{100 * share:.1f} %"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} points".replace("-", "−")
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return ""
+    return f"{_number(low)} to {_number(high)}"
