@@ -222,7 +222,9 @@ def sweep_values(
         list[str],
         typer.Option(metavar="KEY=VALUES", help="Vary this, e.g. cpu.memory=64GiB:512GiB:64GiB; twice makes a grid."),
     ],
-    schedules: Annotated[str, typer.Option(help="best, cgopipe, s2, s3, s4, streaming, serial.")] = "cgopipe,s4",
+    schedules: Annotated[
+        str, typer.Option(help="best, cgopipe, s2, s3, s4, streaming, static_experts, cpu_only, serial.")
+    ] = "cgopipe,s4",
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Do not simulate.")] = False,
     contention: Contention = True,
     workload: WorkloadName = None,

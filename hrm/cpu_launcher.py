@@ -25,7 +25,7 @@ class CpuLauncher(Launcher):
         """Parts of the batch that pass the layers apart from each other."""
         return 1
 
-    def issue(self, stages: list[Stage]) -> Iterator[None]:
+    def issue(self, stages: list[Stage]) -> Iterator[bool]:
         """Issue stages of one phase; yields at the end of every pass over the layers."""
         layers = self.layout.num_layers
         self._read(stages[0])
@@ -39,7 +39,7 @@ class CpuLauncher(Launcher):
                 else:
                     self._next_token(stage, j)
             if stage.layer == layers:
-                yield
+                yield True
 
     def _previous(self, stage: Stage) -> Stage:
         return stage._replace(layer=stage.layer - 1)

@@ -54,12 +54,16 @@ class Batch:
         N and n_ub.
     attention_on_gpu, ffn_on_gpu : bool
         A_g and F_g.
+    pipeline : bool
+        Over several GPUs each has layers of its own, and as many parts of the batch go through them; else every layer
+        is split over all GPUs.
     """
 
     size: Number
     micro_batches: Number
     attention_on_gpu: bool
     ffn_on_gpu: bool
+    pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +165,12 @@ class Lanes:
 
 
 def _layer_seconds(
-    scenario: Scenario, rates: Rates, tokens: Number, phase: Phase, *, experts: bool
+    scenario: Scenario, rates: Rates, tokens: Number, phase: Phase, *, experts: bool, pipeline: bool
 ) -> tuple[Number, Number]:
     """GPU seconds of one micro-batch over all layers, without attention: (everything but experts, experts) [s]."""
     model = scenario.model
-    rest: Number = model.n_layers * (KERNELS_PER_LAYER * rates.launch_s + rates.overhead_s)
+    launching = rates.gpus if pipeline else 1  # of a pipeline each GPU launches for its own layers, beside the others
+    rest: Number = model.n_layers / launching * (KERNELS_PER_LAYER * rates.launch_s + rates.overhead_s)
     expert: Number = 0.0
     for name, layers, work in cost.layer_operators(model, scenario.formats, tokens):
         if name == "routed experts":
@@ -186,10 +191,10 @@ def _embedding(scenario: Scenario, rates: Rates, tokens: Number, phase: Phase) -
     )
 
 
-def _all_reduce(scenario: Scenario, rates: Rates, tokens: Number) -> tuple[Number, Number]:
+def _all_reduce(scenario: Scenario, rates: Rates, tokens: Number, *, pipeline: bool) -> tuple[Number, Number]:
     """Two all-reduces per layer of the hidden states: (GPU seconds, bytes through each direction of the host)."""
     gpus = rates.gpus
-    if gpus == 1:
+    if gpus == 1 or pipeline:
         return 0.0, 0.0
     values = 2.0 * scenario.model.n_layers * tokens * scenario.model.hidden_size
     volume = 2.0 * (gpus - 1) / gpus * values * scenario.formats.activation_bytes  # per GPU, each way
@@ -248,10 +253,11 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     gpu_per_byte = rates.gpu_seconds(on_each, "decode", wide=True)
 
     # GPU
-    rest, expert = _layer_seconds(scenario, rates, tokens, "decode", experts=batch.ffn_on_gpu)
+    pipeline = batch.pipeline
+    rest, expert = _layer_seconds(scenario, rates, tokens, "decode", experts=batch.ffn_on_gpu, pipeline=pipeline)
     head = n_ub * rates.gpu_seconds(cost.lm_head(model, formats, tokens), "decode", wide=True)
     gather, cpu_gather, gather_bytes = _embedding(scenario, rates, n, "decode")
-    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n)
+    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n, pipeline=pipeline)
     if batch.attention_on_gpu:
         attention = Affine(capacity * read_per_byte * gpu_per_byte)
     else:
@@ -276,7 +282,8 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
 
     # Copies: weights, D1 (QKV up to the CPU), D2 (hidden states back), D4 (KV), hidden states around CPU experts
     expert_weights, other_weights = _streamed_weights(sizes, experts=batch.ffn_on_gpu)
-    weights = expert_weights + other_weights
+    times = np.minimum(rates.gpus, n_ub) if pipeline else 1.0  # each part of the batch loads every layer anew
+    weights = (expert_weights + other_weights) * times
     row = n * model.hidden_size * activation
     copied = row * rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
     hidden_down, hidden_up = Affine(), Affine()  # copies that computation waits for, each way
@@ -301,7 +308,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
 
     attention_dram = kv_read_off_gpu if not batch.attention_on_gpu else Affine()
     dram = h2d_bytes + d2h_bytes + disk_bytes + gather_bytes + attention_dram + expert_dram
-    staged = expert_weights - Affine.of(EXPERTS_ON_DISK, 1.0 if batch.ffn_on_gpu else 0.0) + other_weights
+    staged = (expert_weights - Affine.of(EXPERTS_ON_DISK, 1.0 if batch.ffn_on_gpu else 0.0) + other_weights) * times
 
     waits = hidden_down / rates.h2d_bytes_per_s + hidden_up / rates.d2h_bytes_per_s
     chain = None
@@ -380,7 +387,8 @@ def prefill_lanes(
     off_gpu = 1.0 - Affine.of(KV_ON_GPU, 1.0 / capacity)
     prompt_kv = n * sizes.kv_prompt_bytes_per_request
 
-    rest, expert = _layer_seconds(scenario, rates, tokens, "prefill", experts=True)
+    pipeline = batch.pipeline
+    rest, expert = _layer_seconds(scenario, rates, tokens, "prefill", experts=True, pipeline=pipeline)
     attention: Number = 0.0
     for kind in model.layer_kinds:
         pairs = n / n_p * sizes.prompt_pairs_by_window[kind.window]
@@ -388,11 +396,11 @@ def prefill_lanes(
         attention = attention + kind.count * rates.gpu_seconds(work, "prefill", wide=True)
     head = rates.gpu_seconds(cost.lm_head(model, formats, n / n_p), "prefill", wide=True)
     gather, cpu_gather, gather_bytes = _embedding(scenario, rates, n * sizes.prompt_tokens, "prefill")
-    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n * sizes.prompt_tokens)
+    reduce_s, reduce_bytes = _all_reduce(scenario, rates, n * sizes.prompt_tokens, pipeline=pipeline)
     gpu_rest = gather + (n_p * (rest + attention + head) + reduce_s)
     gpu = gpu_rest + n_p * expert
 
-    passes = n_p if ring else 1.0
+    passes = n_p if ring else np.minimum(rates.gpus, n_p) if pipeline else 1.0
     expert_weights, other_weights = _streamed_weights(sizes, experts=True)
     weights = (expert_weights + other_weights) * passes
     row = n * sizes.prompt_tokens * model.hidden_size * activation

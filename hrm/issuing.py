@@ -57,7 +57,7 @@ class Schedule:
     on_cpu : bool
         Everything is computed on the CPU.
     serial : bool
-        Every task waits for the one issued before.
+        Every task waits for the one issued before it, of the same devices.
     one_micro_batch : bool
         It has one micro-batch, its KV cache on the GPU.
     static_experts : bool
@@ -103,6 +103,7 @@ class Issuer:
     sizes: HoldSizes
     shared: Shared
     devices: tuple[int, ...]
+    latest: Issued = ()
 
     def add(
         self,
@@ -124,10 +125,13 @@ class Issuer:
         """Issue one task, or its twins; work, bytes and holds are those of all twins, with `each` bytes of each."""
         phase, step, layer, _ = stage
         tasks = self.shared.tasks
+        if self.schedule.serial and self.latest:
+            after = (*after, self.latest)
         if kind not in PER_DEVICE:
             waits = tuple(dict.fromkeys([name for issued in after for name in issued]))
             name = TaskId(op, phase, step, layer, micro_batch, page, None, part)
             tasks.append(Task(name, Lane(kind), waits, operators, bytes_moved, launches, acquires, releases))
+            self.latest = (name,)
             return (name,)
         count = self.layout.group_size
         if count == 1:
@@ -135,6 +139,7 @@ class Issuer:
             device = self.devices[0]
             name = TaskId(op, phase, step, layer, micro_batch, page, device, part)
             tasks.append(Task(name, Lane(kind, device), waits, operators, bytes_moved, launches, acquires, releases))
+            self.latest = (name,)
             return (name,)
         operators = self._twin(operators)
         moved = bytes_moved if each else bytes_moved / count
@@ -152,7 +157,8 @@ class Issuer:
             name = TaskId(op, phase, step, layer, micro_batch, page, device, part)
             tasks.append(Task(name, Lane(kind, device), waits, operators, moved, launches, acquires, releases))
             twins.append(name)
-        return tuple(twins)
+        self.latest = tuple(twins)
+        return self.latest
 
     def _twin(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """The part of each GPU of the group."""

@@ -24,8 +24,8 @@ class Launcher(AttentionTasks):
 
     rows_out: list[Issued] = field(default_factory=list)  # stores of hidden states of prefill, in order
 
-    def issue(self, stages: list[Stage]) -> Iterator[None]:
-        """Issue stages of one phase; yields at the end of every pass over the layers."""
+    def issue(self, stages: list[Stage]) -> Iterator[bool]:
+        """Issue stages of one phase; yields after every position, True where it ends a pass over the layers."""
         if not stages:
             return
         phase = stages[0].phase
@@ -47,7 +47,7 @@ class Launcher(AttentionTasks):
                     while ahead and issued < min(passed + ahead, len(computed)) and self._ready(*computed[issued]):
                         self._before(*computed[issued])
                         issued += 1
-                yield
+                yield True
                 continue
             members = self.members(stage)
             for place, j in enumerate(members):
@@ -68,8 +68,7 @@ class Launcher(AttentionTasks):
                 while ahead and issued < min(passed + ahead, len(computed)) and self._ready(*computed[issued]):
                     self._before(*computed[issued])
                     issued += 1
-            if self._ends_pass(stage):
-                yield
+                yield place == len(members) - 1 and self._ends_pass(stage)
 
     def _ready(self, stage: Stage, j: int) -> bool:
         """Whether what a position starts from has been issued."""

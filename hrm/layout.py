@@ -68,6 +68,8 @@ class Layout:
         weights as fall to them: a narrow batch of the same shape. None = all.
     folded : bool
         Lay out only the first GPU of a tensor-parallel group: the others do the same at the same time.
+    gathers_weights : bool
+        Every GPU of a group gets the whole of each layer, its own part and the others', through the host.
     """
 
     scenario: Scenario
@@ -75,6 +77,7 @@ class Layout:
     only_layers: int | None = None
     only_micro_batches: int | None = None
     folded: bool = False
+    gathers_weights: bool = False
 
     @cached_property
     def sizes(self) -> Sizes:

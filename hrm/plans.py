@@ -17,14 +17,20 @@ from hrm.errors import InputError
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction
-from hrm.scenario import COMPUTE_DTYPES, Scenario
+from hrm.scenario import COMPUTE_DTYPES, Scenario, measure_sizes
 from hrm.search import SolverReport
 from hrm.trivial import Trivial
+from hrm.units import GIB
 
 __all__ = ["Alternative", "CostModel", "Plan", "PlanInputs", "TurningPoints", "read_plan_document", "save_plan"]
 
 CostModel = Literal["full", "paper"]
 FORMAT = 1
+
+WEIGHT_TERMS = ("resident expert weights", "expert weights", "non-expert weights", "embedding", "lm_head")
+"""Terms of memory that are homes of weights, each byte in one of them, whatever the policy."""
+
+OTHER_INPUTS = "leave the inputs of a plan as they are: hrm plan makes a new one for others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +354,45 @@ def _read_plan(path: Path) -> tuple[Scenario, Policy, dict[str, Any]]:
             compute=_dtype(formats, "compute", COMPUTE_DTYPES, f"{where}: policy.dtypes"),
         ),
     )
-    return scenario, Policy.from_dict(policy, where=where), document
+    found = Policy.from_dict(policy, where=where)
+    _check_belongs(scenario, found, document, where)
+    return scenario, found, document
+
+
+def _check_belongs(scenario: Scenario, policy: Policy, document: Mapping[str, Any], where: str) -> None:
+    """Refuse a plan whose policy and memory are those of other inputs than it has.
+
+    Wherever a policy keeps the weights, on all levels together they are those of the model; so the memory that the plan
+    states says which model, in which formats, it was made for.
+    """
+    model, requests = scenario.model, scenario.workload.num_requests
+    if policy.ring_experts > model.streamed_experts:
+        raise InputError(
+            f"a ring of {policy.ring_experts} experts, but {model.name} has {model.streamed_experts} in a layer",
+            where=f"{where}: policy.ring_experts",
+            way_out=OTHER_INPUTS,
+        )
+    if policy.batch_size > requests:
+        raise InputError(
+            f"a batch of {policy.batch_size:,} of {requests:,} requests",
+            where=f"{where}: policy.batch_size",
+            way_out=OTHER_INPUTS,
+        )
+    inputs, memory = _at(document, "inputs", where), _at(document, "memory", where)
+    if inputs.get("cost_model") == "paper":
+        return  # its own terms, with two slots in CPU memory too
+    stated = 0.0
+    for level in memory:
+        terms = _at(_at(memory, level, f"{where}: memory"), "terms", f"{where}: memory.{level}")
+        stated += sum(size for term, size in terms.items() if term in WEIGHT_TERMS and isinstance(size, int | float))
+    has = measure_sizes(scenario).weight_bytes
+    if not math.isclose(stated, has, rel_tol=1e-6):
+        raise InputError(
+            f"it holds {stated / GIB:,.2f} GiB of weights, but {model.name} as its inputs have it "
+            f"{has / GIB:,.2f} GiB: a plan of another model, or of other formats",
+            where=f"{where}: memory",
+            way_out=OTHER_INPUTS,
+        )
 
 
 def _text(document: Mapping[str, Any], key: str, where: str) -> str:

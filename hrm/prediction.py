@@ -253,6 +253,7 @@ def _batch(policy: Policy) -> Batch:
         micro_batches=float(policy.num_micro_batches),
         attention_on_gpu=policy.attention_on_gpu,
         ffn_on_gpu=policy.ffn_on_gpu,
+        pipeline=policy.parallelism == "pipeline",
     )
 
 

@@ -188,11 +188,16 @@ class HostTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """Calibrated shares of the peaks [1], and one overhead [s]. All 1 and 0: work from peaks."""
+    """Calibrated shares of the peaks [1], and one overhead [s]. All 1 and 0: work from peaks.
+
+    `gpu_overlap` is the share of the shorter of computation and memory access of a GPU operator that hides behind the
+    longer: 1 is the roofline (Eq. 8), 0 adds both up.
+    """
 
     gpu_bandwidth: float = 1.0
     gpu_flops_prefill: float = 1.0
     gpu_flops_decode: float = 1.0
+    gpu_overlap: float = 1.0
     link: float = 1.0
     staging: float = 1.0
     cpu_attention: float = 1.0

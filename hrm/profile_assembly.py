@@ -124,7 +124,7 @@ def _read_entry(
         number = parse_quantity(value, field.kind, where=where)
     if number == 0 and not field.zero:
         raise InputError(f"'{value}' is zero", where=where, way_out=f"e.g. '{EXAMPLES[field.kind]}'")
-    if field.kind == "share" and number < _LEAST_SHARE:
+    if field.kind == "share" and 0 < number < _LEAST_SHARE:
         raise InputError(f"'{value}' is out of range", where=where, way_out=f"accepted: {_LEAST_SHARE} to 1")
     return Quantity(value=number, text=str(value), source=raw.get("source", "user"), note=raw.get("note", ""))
 

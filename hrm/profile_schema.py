@@ -122,6 +122,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     **_efficiency("gpu_bandwidth"),
     **_efficiency("gpu_flops_prefill"),
     **_efficiency("gpu_flops_decode"),
+    "efficiency.gpu_overlap": Field(kind="share", optional=True, zero=True),
     **_efficiency("link"),
     **_efficiency("staging"),
     **_efficiency("cpu_attention"),

@@ -36,6 +36,8 @@ class Rates:
         the compute format is fp8 or int8 [FLOP/s].
     gpu_vector_flops_per_s, gpu_bytes_per_s : float
         Vector units [FLOP/s], memory [byte/s].
+    gpu_overlap : float
+        Share of the shorter of computation and memory access that hides behind the longer.
     cpu_flops_per_s, cpu_attention_bytes_per_s, cpu_bytes_per_s : float
         CPU peak [FLOP/s]; CPU memory as attention reaches it, and in all [byte/s].
     h2d_bytes_per_s, d2h_bytes_per_s : float
@@ -57,6 +59,7 @@ class Rates:
     gpu_wide_flops_per_s: dict[Phase, float]
     gpu_vector_flops_per_s: float
     gpu_bytes_per_s: float
+    gpu_overlap: float
     cpu_flops_per_s: float
     cpu_attention_bytes_per_s: float
     cpu_bytes_per_s: float
@@ -76,11 +79,15 @@ class Rates:
     all_reduce_bytes_per_s: float | None
 
     def gpu_seconds(self, work: Work, phase: Phase, *, wide: bool = False) -> Number:
-        """Seconds of one operator on the GPU(s) [s] (Eq. 8); `wide` = its weights are never quantised."""
+        """Seconds of one operator on the GPU(s) [s]; `wide` = its weights are never quantised.
+
+        The roofline (Eq. 8), and of the shorter of computation and memory access what does not hide behind the longer.
+        """
         compute = work.flops / (self.gpu_wide_flops_per_s if wide else self.gpu_flops_per_s)[phase]
         memory = work.bytes_touched / self.gpu_bytes_per_s
         expand = work.dequantised * (DEQUANTISATION_FLOPS / self.gpu_vector_flops_per_s)
-        return np.maximum(compute, memory) + expand
+        exposed = (1.0 - self.gpu_overlap) * np.minimum(compute, memory)
+        return np.maximum(compute, memory) + exposed + expand
 
     def cpu_seconds(self, work: Work) -> Number:
         """Seconds of one operator on the CPU with its operands in CPU memory [s] (Eq. 8)."""
@@ -114,6 +121,7 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
         gpu_wide_flops_per_s={"prefill": wide * shares.gpu_flops_prefill, "decode": wide * shares.gpu_flops_decode},
         gpu_vector_flops_per_s=vector,
         gpu_bytes_per_s=gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_bandwidth,
+        gpu_overlap=shares.gpu_overlap,
         cpu_flops_per_s=profile.cpu.peak(formats.compute) * shares.cpu_flops,
         cpu_attention_bytes_per_s=profile.cpu.bandwidth_bytes_per_s * shares.cpu_attention,
         cpu_bytes_per_s=profile.cpu.bandwidth_bytes_per_s,

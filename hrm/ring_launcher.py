@@ -40,7 +40,7 @@ class RingLauncher(Launcher):
         """Parts of the batch that pass the layers apart from each other."""
         return self.layout.micro_batches(phase) if phase == "prefill" else 1
 
-    def issue(self, stages: list[Stage]) -> Iterator[None]:
+    def issue(self, stages: list[Stage]) -> Iterator[bool]:
         """Issue stages of one phase; yields at the end of every pass over the layers."""
         layers = self.layout.num_layers
         self.coming = [
@@ -73,7 +73,7 @@ class RingLauncher(Launcher):
                     for j in self.members(stage):
                         self._finish(stage, j)
             if self._ends_pass(stage):
-                yield
+                yield True
 
     def _places(self) -> int:
         """Experts the ring holds: where a part of each stays on the GPU, what comes of it is smaller."""

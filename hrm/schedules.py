@@ -9,7 +9,6 @@ uses what lies in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from hrm.cpu_launcher import CpuLauncher
@@ -217,13 +216,7 @@ def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
         _issue(launchers, "prefill", 0, 1)
     if steps.last > steps.first:
         _issue(launchers, "decode", steps.first, steps.last)
-    tasks = shared.tasks
-    if schedule.serial:
-        chained = [tasks[0]]
-        for task in tasks[1:]:
-            chained.append(replace(task, after=tuple(dict.fromkeys((*task.after, chained[-1].id)))))
-        tasks = chained
-    return TaskGraph(tasks)
+    return TaskGraph(shared.tasks)
 
 
 def held_before(layout: Layout, steps: Steps) -> dict[str, float]:
@@ -260,6 +253,9 @@ def _issue(launchers: list[Launcher], phase: Phase, first: int, last: int) -> No
     length = max(parts, len(launchers))
     passes = (last - first) * length
     for wave in range(passes + len(launchers) - 1):
+        active = []
         for behind, turn in enumerate(turns):
             if 0 <= wave - behind < passes and (wave - behind) % length < parts:
-                next(turn, None)
+                active.append(turn)
+        while active:  # position by position, so that the lanes of the host serve all devices in turn
+            active = [turn for turn in active if not next(turn, True)]

@@ -10,7 +10,7 @@ from hrm.plots import BROWN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SMALL", "axis_label", "axis_name", "title_of", "value_text", "write_head"]
+__all__ = ["SMALL", "axis_label", "axis_name", "has_plan", "title_of", "value_text", "write_head"]
 
 Axis = Mapping[str, Any]
 
@@ -31,6 +31,11 @@ NAMES: Final = {
 }
 SMALL: Final = 8.5
 """Size of the small text [points]."""
+
+
+def has_plan(row: Mapping[str, Any]) -> bool:
+    """Whether a schedule has a plan at a point; one that the cost model does not have is simulated only."""
+    return row.get("predicted_tokens_per_s") is not None or row.get("simulated_tokens_per_s") is not None
 
 
 def value_text(axis: Axis, value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from hrm.plots import BLACK
-from hrm.sweep_labels import SMALL, axis_label, write_head
+from hrm.sweep_labels import SMALL, axis_label, has_plan, write_head
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def _on_cpu(row: Row) -> float:
 
 
 def _cell_value(row: Row | None, value_of: Any) -> float:
-    if row is None or row["predicted_tokens_per_s"] is None:
+    if row is None or not has_plan(row):
         return math.nan
     value = value_of(row)
     return math.nan if value is None else float(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hrm.errors import InputError
 from hrm.plots import BLACK, BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, VERMILLION
-from hrm.sweep_labels import SMALL, axis_label, axis_name, value_text, write_head
+from hrm.sweep_labels import SMALL, axis_label, axis_name, has_plan, value_text, write_head
 from hrm.sweep_maps import draw_maps
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ Row = Mapping[str, Any]
 MOST_PANELS: Final = 4
 """Values of a second key that get a panel each; with more, maps are drawn."""
 
+SKY, OLIVE = "#56B4E9", "#7A7200"
+
 STYLES: Final = {
     "cgopipe": (BLUE, "o"),
     "s4": (VERMILLION, "s"),
@@ -34,6 +36,8 @@ STYLES: Final = {
     "s2": (ORANGE, "D"),
     "s3": (PURPLE, "v"),
     "serial": (GREY, "P"),
+    "static_experts": (SKY, "*"),
+    "cpu_only": (OLIVE, "p"),
     "best": (BROWN, "X"),
 }
 
@@ -159,6 +163,8 @@ def _draw_panel(
         ):
             if what == "simulated" and not inputs["simulated"]:
                 continue
+            if what == "predicted" and schedule == "static_experts":
+                continue  # it is simulated only
             solid = what == "simulated" or not inputs["simulated"]
             axes.plot(
                 [places[row[along["name"]]] for row in mine],
@@ -172,7 +178,7 @@ def _draw_panel(
                 zorder=4 if solid else 3,
             )
         _mark_reached(axes, places, along, mine, schedule, reached, at, colour, inputs["simulated"], alone=at is None)
-        absent = [places[row[along["name"]]] for row in mine if row["predicted_tokens_per_s"] is None]
+        absent = [places[row[along["name"]]] for row in mine if not has_plan(row)]
         axes.plot(
             absent,
             [0.025 + 0.035 * index] * len(absent),

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hrm.errors import InputError
 from hrm.graph import Lane, Op, Task, TaskGraph, TaskId
 
-__all__ = ["Span", "Trace", "chrome_events"]
+__all__ = ["Span", "Trace", "check_same_tasks", "chrome_events", "holds_over_time"]
 
 
 class Span(NamedTuple):
@@ -56,8 +57,40 @@ class Trace:
         return total
 
 
+def check_same_tasks(graph: TaskGraph, spans: Sequence[Span]) -> None:
+    """Refuse spans that are not those of a graph, task by task in its order.
+
+    Raises
+    ------
+    InputError
+        The trace is of another plan, schedule or range of steps; the first task that differs is named.
+    """
+    way_out = "the trace of this very plan, schedule and range of steps"
+    for number, (task, span) in enumerate(zip(graph.tasks, spans, strict=False)):
+        if task.id != span.task:
+            fact = f"is not of this graph: task {number} is {span.task}, in the graph {task.id}"
+            raise InputError(fact, where="trace", way_out=way_out)
+        if task.lane != span.lane:
+            fact = f"is not of this graph: {task.id} ran on {span.lane}, in the graph it is on {task.lane}"
+            raise InputError(fact, where="trace", way_out=way_out)
+    first = min(len(graph), len(spans))
+    if len(spans) < len(graph):
+        fact = f"is not of this graph: it ends before task {first}, {graph.tasks[first].id}"
+        raise InputError(fact, where="trace", way_out=way_out)
+    if len(spans) > len(graph):
+        fact = f"is not of this graph, which ends before task {first} of the trace, {spans[first].task}"
+        raise InputError(fact, where="trace", way_out=way_out)
+
+
 def chrome_events(graph: TaskGraph, trace: Trace) -> dict[str, Any]:
-    """The trace in the Chrome/Perfetto JSON format: a track per lane, flow arrows, counters of memory per level."""
+    """The trace in the Chrome/Perfetto JSON format: a track per lane, flow arrows, counters of memory per level.
+
+    Raises
+    ------
+    InputError
+        The trace is not of that graph.
+    """
+    check_same_tasks(graph, trace.spans)
     tracks = {lane: number for number, lane in enumerate(graph.lanes, start=1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": f"hrm, {trace.kind}"}}
@@ -117,7 +150,27 @@ def _arguments(task: Task) -> dict[str, Any]:
 def holds_over_time(
     graph: TaskGraph, spans: Sequence[Span], start: Mapping[str, float]
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Bytes held per level whenever they change, from what the tasks acquire and release."""
+    """Bytes held per level whenever they change, from what the tasks acquire and release.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+    spans : sequence of Span
+        Of its tasks.
+    start : mapping of str to float
+        Bytes held by level when the first one starts [byte].
+
+    Returns
+    -------
+    dict of str to tuple of (float, float)
+        By level: (time [s], bytes held).
+
+    Raises
+    ------
+    InputError
+        The spans are not of that graph.
+    """
+    check_same_tasks(graph, spans)
     changes: dict[str, list[tuple[float, int, float]]] = {level: [] for level in start}
     for task, span in zip(graph.tasks, spans, strict=True):
         for hold in task.acquires:

@@ -83,7 +83,15 @@ class WeightCopies(Issuer):
         if stage.layer == self.layout.num_layers:
             holds = ()  # the lm_head has buffers of its own, there all along
         load = self.add(
-            Op.LOAD_WEIGHTS, H2D, stage, tuple(after), page=page, part=part, bytes_moved=size.total, acquires=holds
+            Op.LOAD_WEIGHTS,
+            H2D,
+            stage,
+            tuple(after),
+            page=page,
+            part=part,
+            bytes_moved=size.total,
+            each=self.layout.gathers_weights,
+            acquires=holds,
         )
         self.pages[stage].append(load)
         if size.disk > 0 or not self.layout.policy.pin_weights:

@@ -21,7 +21,7 @@ from hrm.schedules import SCHEDULES, check_schedule
 from hrm.trivial import predict_policy
 from simulator.own_plans import Candidates, overrides_for, same_policy
 from simulator.replay import Replay, replay_plan
-from simulator.step_account import StepAccount, account_for_step, run_step
+from simulator.step_account import run_step
 
 __all__ = ["Comparison", "Entry", "compare_schedules", "read_schedules", "take_fastest"]
 
@@ -44,10 +44,8 @@ class Entry:
         By the full cost model, which knows attention on GPU or CPU but no schedule.
     replay : Replay or None
         Simulated.
-    step : StepAccount or None
-        The decode step in the middle; None also where one token is generated.
     panel : Panel or None
-        Timeline of two layers of that step.
+        Timeline of two layers of the decode step in the middle, where it was asked for.
     reason : str
         Why there is nothing to show, else empty.
     """
@@ -57,7 +55,6 @@ class Entry:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     prediction: Prediction | None = None
     replay: Replay | None = None
-    step: StepAccount | None = None
     panel: Panel | None = None
     reason: str = ""
 
@@ -88,8 +85,10 @@ class Entry:
 
     @property
     def bubble_share(self) -> float | None:
-        """Share of the decode step above its busiest lane."""
-        return None if self.step is None else max(0.0, self.step.bubble_s) / self.step.seconds
+        """Share of the decode step in the middle above its busiest lane; None where one token is generated."""
+        if self.replay is None or self.replay.layer_latency_s == 0.0:
+            return None
+        return max(0.0, 1.0 - self.replay.bound_layer_latency_s / self.replay.layer_latency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +168,13 @@ def compare_schedules(
         on_progress=on_progress,
     )
     chosen = tuple(SCHEDULES) if names is None else tuple(names)
+    same = tuple(_under(name, plan.policy, runs, panel=panels) for name in chosen)
     return Comparison(
         scenario=plan.scenario,
         plan=plan,
         contention=contention,
-        same=tuple(_under(name, plan.policy, runs, panel=panels) for name in chosen),
-        own=tuple(_by_itself(name, candidates, runs) for name in chosen),
+        same=same,
+        own=tuple(_by_itself(entry, candidates, runs) for entry in same),
     )
 
 
@@ -201,15 +201,14 @@ class _Runs:
         scenario = self.scenario
         rates = derive_rates(scenario.profile, scenario.formats)
         replay = self.replay(name, policy)
-        run = run_step(scenario, policy, name, contention=self.contention)
+        run = run_step(scenario, policy, name, contention=self.contention) if panel else None
         return Entry(
             schedule=name,
             policy=policy,
             overrides=overrides,
             prediction=predict_policy(scenario, measure_sizes(scenario), rates, policy),
             replay=replay,
-            step=None if run is None else account_for_step(run),
-            panel=None if run is None or not panel else layer_panel(run.trace, run.first, title=name),
+            panel=None if run is None else layer_panel(run.trace, run.first, title=name),
         )
 
 
@@ -223,8 +222,9 @@ def _under(name: str, base: Policy, runs: _Runs, *, panel: bool) -> Entry:
         return Entry(schedule=name, reason=_reason(error))
 
 
-def _by_itself(name: str, candidates: Candidates, runs: _Runs) -> Entry:
-    """A schedule under the fastest of its candidates."""
+def _by_itself(same: Entry, candidates: Candidates, runs: _Runs) -> Entry:
+    """A schedule under the fastest of its candidates; the same policy as the others have is one where it fits."""
+    name = same.schedule
 
     def rate(policy: Policy) -> float:
         check_schedule(name, policy)
@@ -232,6 +232,8 @@ def _by_itself(name: str, candidates: Candidates, runs: _Runs) -> Entry:
 
     try:
         tried = candidates.of(SCHEDULES[name])
+        if same.fits and same.policy is not None and same.prediction is not None:
+            tried = sorted({**dict(tried), same.policy: same.prediction}.items(), key=_predicted, reverse=True)
         # Experts on the CPU with some of them on the GPU are not in the cost model: its word is no bound there.
         policy = take_fastest(tried, rate, bounded=name != "static_experts")
         return runs.entry(name, policy, {}, panel=False)
@@ -273,6 +275,10 @@ def take_fastest(
     if best is None:
         raise refused[0]
     return best[1]
+
+
+def _predicted(entry: tuple[Policy, Prediction]) -> float:
+    return entry[1].throughput_tokens_per_s
 
 
 def _reason(error: HrmError) -> str:

@@ -85,7 +85,7 @@ def _row(entry: Entry, num_layers: int) -> dict[str, Any]:
         "predicted": None,
         "simulated": None,
     }
-    prediction, replay, step = entry.prediction, entry.replay, entry.step
+    prediction, replay = entry.prediction, entry.replay
     if prediction is None or replay is None:
         return row
     row["memory"] = {
@@ -104,9 +104,9 @@ def _row(entry: Entry, num_layers: int) -> dict[str, Any]:
         "throughput_tokens_per_s": replay.throughput_tokens_per_s,
         "prefill_s": replay.prefill_s,
         "decode_s": replay.decode_s,
-        "step_latency_s": 0.0 if step is None else step.seconds,
-        "layer_latency_s": 0.0 if step is None else step.seconds / num_layers,
-        "bubble_s": 0.0 if step is None else step.bubble_s,
+        "step_latency_s": replay.layer_latency_s * num_layers,
+        "layer_latency_s": replay.layer_latency_s,
+        "bubble_s": (replay.layer_latency_s - replay.bound_layer_latency_s) * num_layers,
         "bubble_share": entry.bubble_share or 0.0,
     }
     return row
@@ -130,7 +130,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(escape(head))
         shown = [entry for entry in entries if entry.replay is not None]
         if shown:
-            console.print(_table(shown, scenario.model.n_layers, own=own))
+            console.print(_table(shown, own=own))
         for entry in entries:
             if entry.reason:
                 console.print(escape(f"{entry.schedule}: no plan: {entry.reason}"))
@@ -138,7 +138,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(escape(line))
 
 
-def _table(entries: Sequence[Entry], num_layers: int, *, own: bool) -> Table:
+def _table(entries: Sequence[Entry], *, own: bool) -> Table:
     heads = ["schedule", "predicted\ntoken/s", "simulated\ntoken/s", "s/layer", "bubble", "GPU\nGiB", "CPU\nGiB"]
     table = bare_table(*heads, *(("N", "n_ub x mu", "F_g", "r_w", "r_c", "KV on\ndisk") if own else ("fits",)))
     for column in table.columns:
@@ -148,8 +148,8 @@ def _table(entries: Sequence[Entry], num_layers: int, *, own: bool) -> Table:
     else:
         table.add_column("instead", justify="left", ratio=1)
     for entry in entries:
-        prediction, policy, step, bubble = entry.prediction, entry.policy, entry.step, entry.bubble_share
-        assert prediction is not None and policy is not None  # it was simulated
+        prediction, policy, replay, bubble = entry.prediction, entry.policy, entry.replay, entry.bubble_share
+        assert prediction is not None and policy is not None and replay is not None  # it was simulated
         of_the_plan = (
             f"{policy.batch_size:,}",
             f"{policy.num_micro_batches:,} x {policy.micro_batch_size:,}",
@@ -162,7 +162,7 @@ def _table(entries: Sequence[Entry], num_layers: int, *, own: bool) -> Table:
             entry.schedule,
             f"{prediction.throughput_tokens_per_s:,.1f}" if entry.is_priced else "-",
             f"{entry.rate:,.1f}",
-            "-" if step is None else f"{step.seconds / num_layers:.4g}",
+            "-" if bubble is None else f"{replay.layer_latency_s:.4g}",
             "-" if bubble is None else f"{bubble:.1%}",
             _gib(prediction.memory["gpu"]),
             _gib(prediction.memory["cpu"]),
@@ -256,7 +256,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
     """
     scenario, panels, missing = comparison.scenario, [], []
     for entry in comparison.same:
-        if entry.panel is None or entry.step is None:
+        if entry.panel is None:
             missing.append(entry.schedule)
             continue
         words = f"{entry.schedule}: {entry.rate:,.4g} token/s, bubble {entry.bubble_share:.1%}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hrm.errors import InputError
 from hrm.graph import Lane, Op, TaskGraph, TaskId
-from hrm.trace import Trace
+from hrm.trace import Trace, check_same_tasks
 
 __all__ = ["WAITING", "Segment", "Window", "find_critical_path", "seconds_on_path", "step_window"]
 
@@ -46,8 +46,9 @@ def step_window(graph: TaskGraph, trace: Trace, step: int) -> Window:
     Raises
     ------
     InputError
-        The trace does not have the step.
+        The trace does not have the step, or is not of that graph.
     """
+    check_same_tasks(graph, trace.spans)
     return Window(_step_end(graph, trace, step - 1)[0], trace.spans[_last_sample(graph, trace, step)].end_s)
 
 
@@ -70,7 +71,7 @@ def find_critical_path(graph: TaskGraph, trace: Trace, step: int) -> tuple[Segme
     Raises
     ------
     InputError
-        The trace does not have the step.
+        The trace does not have the step, or is not of that graph.
     """
     window = step_window(graph, trace, step)
     previous = _previous_on_lane(graph)

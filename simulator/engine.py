@@ -52,14 +52,16 @@ def simulate(graph: TaskGraph, durations: Durations, sharing: Sharing | None = N
     by_lane: dict[Lane, list[int]] = {}
     for index, task in enumerate(graph.tasks):
         by_lane.setdefault(task.lane, []).append(index)
-    done = _awaited(graph, environment)
+    awaited: dict[int, simpy.Event] = {}  # ends that a lane waits for just now; most are over before anyone does
     shared = None if sharing is None else _Shared(environment, sharing)
 
     def lane(indices: list[int]) -> Process:
         for index in indices:
             for other in graph.before[index]:
                 if times[other] is None:
-                    yield done[other]
+                    if other not in awaited:
+                        awaited[other] = environment.event()
+                    yield awaited[other]
             task = graph.tasks[index]
             seconds = durations(task)
             if not 0.0 <= seconds < float("inf"):
@@ -70,8 +72,8 @@ def simulate(graph: TaskGraph, durations: Durations, sharing: Sharing | None = N
             else:
                 yield environment.timeout(seconds)
             times[index] = (start, environment.now)
-            if index in done:
-                done[index].succeed()
+            if index in awaited:
+                awaited.pop(index).succeed()
 
     for indices in by_lane.values():
         environment.process(lane(indices))
@@ -82,16 +84,6 @@ def simulate(graph: TaskGraph, durations: Durations, sharing: Sharing | None = N
             raise InputError(f"{task.id} never ran: what it waits for did not happen", where="simulation")
         spans.append(Span(task.id, task.lane, *ran))
     return Trace(spans=tuple(spans), kind="simulated")
-
-
-def _awaited(graph: TaskGraph, environment: simpy.Environment) -> dict[int, simpy.Event]:
-    """An event for the end of every task that another one names; most tasks of a lane need none."""
-    done: dict[int, simpy.Event] = {}
-    for before in graph.before:
-        for other in before:
-            if other not in done:
-                done[other] = environment.event()
-    return done
 
 
 class _Running:

@@ -9,19 +9,23 @@ from typing import Any
 from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.issuing import Schedule
 from hrm.pins import Pins, option_name
+from hrm.points import candidate_batches
 from hrm.policy import Policy
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
 from hrm.search import find_policy
-from hrm.trivial import Trivial, predict_policy
+from hrm.trivial import Trivial, predict_policy, trivial_plans
 
-__all__ = ["Candidates", "overrides_for", "same_policy", "whole_experts"]
+__all__ = ["Candidates", "cpu_only_plan", "overrides_for", "same_policy", "whole_experts"]
 
 MICRO_BATCH_FACTORS = (0.25, 0.5, 2.0)
 """Of the best plan's micro-batches, pinned in turn: what a schedule makes of their number is not in the cost model."""
 
 FEW_MICRO_BATCHES = (1, 2, 3)
+
+LEVEL = 0.97
+"""Serial plans that the sum of their lanes puts so close to the best are tried; simulation differs from it by less."""
 
 BATCH_SHARES = (1.0, 0.5, 0.25, 0.125)
 """Of the largest batch, for a schedule that can put experts where the KV cache of the others was."""
@@ -125,6 +129,8 @@ class Candidates:
     def of(self, schedule: Schedule) -> list[tuple[Policy, Prediction]]:
         """Plans that a schedule can run, the best by prediction first; at least one.
 
+        What is serial takes the sum of its lanes, so its plans are those with the least of that, and few.
+
         Raises
         ------
         InfeasibleError
@@ -145,7 +151,9 @@ class Candidates:
                     errors.append(error)
             if not both:
                 raise errors[0]
-            return sorted(both, key=_rate, reverse=True)
+            both.sort(key=_rate_without_overlap, reverse=True)
+            enough = LEVEL * _rate_without_overlap(both[0])
+            return [entry for entry in both if _rate_without_overlap(entry) >= enough]
         wanted: dict[str, Any] = {"attention_on_gpu": schedule.attention_on_gpu}
         if schedule.one_micro_batch:
             return self._several(self._merged(**wanted, num_micro_batches=1, kv_on_gpu=1.0))
@@ -192,7 +200,7 @@ class Candidates:
                 return plan.policy, plan.prediction
             if plan.name.startswith("CPU only") and plan.reason:
                 raise InfeasibleError(plan.reason)
-        raise InputError("the pinned variables are of a plan that uses the GPU", way_out="leave them out")
+        return cpu_only_plan(self.scenario, self.pins, self.max_hours)
 
     def _static(self) -> list[tuple[Policy, Prediction]]:
         """Whole experts on the GPU beside the KV cache, as many as fit, at several sizes of the batch."""
@@ -218,6 +226,45 @@ class Candidates:
             yield replace(policy, weights_on_gpu=share, weights_on_disk=min(policy.weights_on_disk, 1.0 - share))
 
 
+def cpu_only_plan(scenario: Scenario, pins: Pins, max_hours: float) -> tuple[Policy, Prediction]:
+    """The best plan that leaves the GPU alone, where it has all that is pinned.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    pins : Pins
+        With ``weights_on_disk = 0`` the disk is left out.
+    max_hours : float
+        Bound on one batch [h].
+
+    Raises
+    ------
+    InfeasibleError
+        It does not fit.
+    InputError
+        It has another value of a pinned variable.
+    """
+    if pins.weights_on_disk == 0.0:
+        scenario = replace(scenario, profile=replace(scenario.profile, disk=None))
+    counts = Pins(batch_size=pins.batch_size)
+    grid = candidate_batches(scenario.workload.num_requests, counts)
+    sizes, rates = measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats)
+    for plan in trivial_plans(scenario, sizes, rates, grid, counts, max_hours * 3600.0):
+        if not plan.name.startswith("CPU only"):
+            continue
+        if plan.policy is None or plan.prediction is None:
+            raise InfeasibleError(f"on the CPU alone: {plan.reason}")
+        for key, value in pins.given.items():
+            if getattr(plan.policy, key) != value:
+                raise InputError(
+                    f"the plan on the CPU alone has {getattr(plan.policy, key)}",
+                    where=option_name(key),
+                    way_out="leave it out",
+                )
+        return plan.policy, plan.prediction
+    raise InfeasibleError("no plan on the CPU alone")
+
+
 def _smaller_batches(largest: Policy, scenario: Scenario) -> Iterator[Policy]:
     """A policy, and with smaller batches of as many micro-batches."""
     for share in BATCH_SHARES:
@@ -235,3 +282,14 @@ def _smaller_batches(largest: Policy, scenario: Scenario) -> Iterator[Policy]:
 
 def _rate(entry: tuple[Policy, Prediction]) -> float:
     return entry[1].throughput_tokens_per_s
+
+
+def _rate_without_overlap(entry: tuple[Policy, Prediction]) -> float:
+    """Throughput where every lane waits for every other [token/s]; CPU memory is no lane, those that use it are."""
+    prediction = entry[1]
+    prefill, step = (
+        sum(seconds for lane, seconds in phase.lanes.items() if lane != "cpu_memory")
+        for phase in (prediction.prefill, prediction.decode)
+    )
+    steps = prediction.decode_s / prediction.decode.seconds if prediction.decode_s else 0.0
+    return prediction.throughput_tokens_per_s * prediction.batch_s / (prefill + steps * step)

@@ -8,8 +8,10 @@ contexts as it takes for straight lines between them to hold.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ STRAIGHT = 1e-3
 SHORT = ((7, 3, 5), (14, 6, 12))
 """Short passes that are tried in turn: repetitions of the pattern of layers, and which of them, from and to, say how
 long one takes in the steady state. The last two are left out: they have none after them to load weights for."""
+
+STACKS = (3, 5)
+"""Repetitions per device of the two stacks that stand for a pipeline."""
 
 SETTLED = 2e-4
 """Relative difference between two neighbouring repetitions below which the steady state is there."""
@@ -147,8 +152,6 @@ class _Run:
     def short_passes(self) -> Iterator[Repeated]:
         """Short passes to try, the last one the whole: each with the layers that stand for those it leaves out."""
         prefix, length = self.layout.period()
-        if self.layout.pipelined:
-            length *= self.layout.gpus  # each device has as many repetitions
         whole = self.layout.num_layers
         before = prefix + (whole - prefix) % length if length else 0
         for repetitions, first, last in SHORT if length else ():
@@ -158,12 +161,28 @@ class _Run:
                 yield Repeated(short, first, last, (whole - short) / (last - first), length)
         yield ALL_THERE
 
+    def two_stacks(self) -> tuple[int, int] | None:
+        """Layers of two stacks, some repetitions per device apart; None where there are not enough."""
+        prefix, length = self.layout.period()
+        if not length:
+            return None
+        length *= self.layout.gpus
+        before = prefix + (self.layout.num_layers - prefix) % length
+        few, more = before + STACKS[0] * length, before + STACKS[1] * length
+        return (few, more) if more < self.layout.num_layers else None
+
     def few_micro_batches(self, phase: Phase) -> tuple[int, int] | None:
         """Numbers of micro-batches of the narrow passes of a phase; None where it has few."""
         if self.layout.micro_batches(phase) < WORTH:
             return None
         parts = self.layout.gpus if self.layout.pipelined else 1
         return -(-NARROW // parts) * parts, -(-WIDE // parts) * parts
+
+    def few_of_prefill(self, layout: Layout) -> Layout:
+        """The layout with no more micro-batches of prefill than there are of decode, or than is narrow."""
+        if layout.only_micro_batches is not None or layout.pipelined:
+            return layout
+        return replace(layout, only_micro_batches=max(layout.every_micro_batch("decode"), WIDE))
 
     def extrapolate(self, phase: Phase, measure: Callable[[Layout, Repeated], _Step | None]) -> _Step:
         """What the whole pass of a phase measures, from short and narrow ones.
@@ -173,11 +192,26 @@ class _Run:
         micro = self.few_micro_batches(phase)
 
         def over_layers(only: int | None) -> _Step:
+            if self.layout.pipelined:
+                return over_stacks(only)
             for repeated in self.short_passes():
                 found = measure(replace(self.layout, only_layers=repeated.short, only_micro_batches=only), repeated)
                 if found is not None:
                     return found
             raise AssertionError("the whole pass is always there")
+
+        def over_stacks(only: int | None) -> _Step:
+            """From two stacks of which every device of a pipeline has its even part."""
+            stacks = self.two_stacks()
+            if stacks is None:
+                return whole_of(replace(self.layout, only_micro_batches=only))
+            few, more = (whole_of(replace(self.layout, only_layers=count, only_micro_batches=only)) for count in stacks)
+            return few.towards(more, (self.layout.num_layers - stacks[0]) / (stacks[1] - stacks[0]))
+
+        def whole_of(layout: Layout) -> _Step:
+            found = measure(layout, ALL_THERE)
+            assert found is not None  # nothing stands for anything else
+            return found
 
         if micro is None:
             return over_layers(None)
@@ -227,6 +261,7 @@ def replay_plan(
     contention: bool = True,
     full: bool = False,
     wrap: Wrap | None = None,
+    gathers_weights: bool = False,
 ) -> Replay:
     """Simulate a run of one batch.
 
@@ -242,6 +277,8 @@ def replay_plan(
         Every task of every step, instead of a few passes.
     wrap : callable, optional
         Changes the durations: jitter, skewed routing.
+    gathers_weights : bool
+        Every GPU of a group gets the whole of each layer.
 
     Returns
     -------
@@ -254,8 +291,10 @@ def replay_plan(
     """
     started = time.perf_counter()
     run = _start(scenario, policy, schedule or policy.schedule, contention=contention, wrap=wrap, folded=not full)
+    run = replace(run, layout=replace(run.layout, gathers_weights=gathers_weights))
     steps = scenario.workload.generation_length - 1
-    prefill, decode, middle = _every_task(run, steps) if full else _few_passes(run, steps)
+    with _without_collection():
+        prefill, decode, middle = _every_task(run, steps) if full else _few_passes(run, steps)
     tokens, layers = policy.batch_size * scenario.workload.generation_length, run.layout.num_layers
     busy = _unfolded(middle.busy, run.layout)
     bound = max([*middle.alone.values(), *middle.shared.values()], default=0.0)
@@ -272,6 +311,18 @@ def replay_plan(
         tasks=run.tasks,
         simulate_seconds=time.perf_counter() - started,
     )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for cycles: the tasks of a pass have none, and looking through them takes a tenth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _unfolded(busy: Mapping[str, float], layout: Layout) -> dict[str, float]:
@@ -383,7 +434,7 @@ def _every_task(run: _Run, steps: int) -> tuple[float, float, _Step]:
 def _prefilled(run: _Run, layout: Layout, repeated: Repeated) -> _Step | None:
     """Prefill, from one short pass; from two where micro-batches go through all layers one after the other."""
     graph, trace = run.replay(layout, Steps(prefill=True))
-    apart = layout.pipelined or layout.policy.weight_slots == "experts"
+    apart = layout.policy.weight_slots == "experts"
     if not apart or not repeated.times or repeated.short is None:
         seconds = pass_seconds(graph, trace, "prefill", 0, repeated=repeated)
         return None if seconds is None else _Step(seconds)
@@ -433,6 +484,7 @@ def _few_passes(run: _Run, steps: int) -> tuple[float, float, _Step]:
 
     def first_step(layout: Layout, repeated: Repeated) -> _Step | None:
         """The first step in the steady state, and what it differs from that, in the same short pass, after prefill."""
+        layout = run.few_of_prefill(layout)
         after, trace_after = run.replay(layout, Steps(prefill=True, first=0, last=min(steps, 2)))
         alike, trace_alike = run.replay(layout, Steps(first=-1, last=min(steps, 2)))
         since = _ends(after, trace_after, "prefill")

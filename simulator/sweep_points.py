@@ -17,7 +17,7 @@ from hrm.scenario import COMPUTE_DTYPES, Scenario, choose_formats
 from hrm.workload import Workload, load_workload
 from simulator.sweep_values import PIN_KEYS, SECTIONS, Axis, Point, Value
 
-__all__ = ["SWEEP_SCHEDULES", "Study", "profile_keys", "scenario_at", "settled_pins"]
+__all__ = ["NOT_SEARCHED", "SWEEP_SCHEDULES", "Study", "profile_keys", "scenario_at", "settled_pins"]
 
 _CPU: Final = {"attention_on_gpu": False}
 SWEEP_SCHEDULES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -27,9 +27,14 @@ SWEEP_SCHEDULES: Final[Mapping[str, Mapping[str, Any]]] = {
     "s3": _CPU,
     "s4": {"attention_on_gpu": True},
     "streaming": {"attention_on_gpu": True, "num_micro_batches": 1, "kv_on_gpu": 1.0},
+    "static_experts": {"attention_on_gpu": True, "ffn_on_gpu": False, "kv_on_gpu": 1.0},
+    "cpu_only": {},
     "serial": {},
 }
 """Schedules of a sweep and the variables each settles; "best" is the plan that `hrm plan` would make."""
+
+NOT_SEARCHED: Final = ("static_experts", "cpu_only")
+"""Schedules whose plans the search does not have: whole experts on the GPU beside others on the CPU, and no GPU."""
 
 _UNITS: Final = {"size": " B", "bandwidth": " B/s", "compute": " FLOP/s", "time": " s", "share": "", "count": ""}
 _WORDS: Final[dict[str, dict[str, Any]]] = {
@@ -93,6 +98,14 @@ class Study:
             if name not in SWEEP_SCHEDULES:
                 raise InputError(
                     f"there is no schedule '{name}'", where="--schedules", way_out=f"of {', '.join(SWEEP_SCHEDULES)}"
+                )
+            if name in NOT_SEARCHED and self.cost_model == "paper":
+                raise InputError(f"the paper's model has no {name}", where="--schedules", way_out="leave it out")
+            if name == "static_experts" and not self.simulate:
+                raise InputError(
+                    "static_experts is not in the cost model, only in the simulator",
+                    where="--schedules",
+                    way_out="leave one of the two out",
                 )
             settled_pins(self.pins, name)
         if not self.schedules or len(set(self.schedules)) < len(self.schedules):

@@ -7,7 +7,7 @@ the same machine if its CPU memory were no limit, under whatever schedule is bes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.pins import Pins
@@ -15,8 +15,11 @@ from hrm.policy import Policy
 from hrm.prediction import Prediction
 from hrm.scenario import Scenario
 from hrm.units import GIB
-from simulator.sweep_points import Study, profile_keys, scenario_at, settled_pins
+from simulator.sweep_points import NOT_SEARCHED, Study, profile_keys, scenario_at, settled_pins
 from simulator.sweep_values import SECTIONS, Point
+
+if TYPE_CHECKING:
+    from simulator.replay import Replay
 
 __all__ = ["BOUND_TIMES", "Bounds", "Row", "solve_point"]
 
@@ -80,13 +83,14 @@ def _solved(study: Study, scenario: Scenario, pins: Pins, name: str) -> Row:
     """What one schedule makes of a scenario."""
     try:
         settled = settled_pins(pins, name)
-        policy, prediction = _find(study, scenario, settled, explain=True)
+        policy, prediction = _plan_of(study, scenario, settled, name)
     except HrmError as error:
         return {"reason": _why(error)}
+    priced = name != "static_experts"  # experts on both sides are in the simulator only
     row: Row = {
-        "predicted_tokens_per_s": prediction.throughput_tokens_per_s,
-        "bottleneck": prediction.bottleneck,
-        "limits": _limits(study, scenario, settled, policy, prediction),
+        "predicted_tokens_per_s": prediction.throughput_tokens_per_s if priced else None,
+        "bottleneck": prediction.bottleneck if priced else "",
+        "limits": _limits(study, scenario, settled, policy, prediction, searched=name not in NOT_SEARCHED),
         "ran": policy.schedule if name == "best" else name,
         "batch_size": policy.batch_size,
         "micro_batch_size": policy.micro_batch_size,
@@ -102,7 +106,7 @@ def _solved(study: Study, scenario: Scenario, pins: Pins, name: str) -> Row:
         "gpu_peak_bytes": prediction.memory["gpu"].peak_bytes,
         "cpu_peak_bytes": prediction.memory["cpu"].peak_bytes,
         "cpu_limit_bytes": prediction.memory["cpu"].limit_bytes,
-        "batch_seconds": None if study.cost_model == "paper" else prediction.batch_s,
+        "batch_seconds": prediction.batch_s if priced and study.cost_model == "full" else None,
     }
     if study.simulate:
         from simulator.replay import replay_plan
@@ -110,9 +114,36 @@ def _solved(study: Study, scenario: Scenario, pins: Pins, name: str) -> Row:
         try:
             replay = replay_plan(scenario, policy, row["ran"], contention=study.contention)
             row["simulated_tokens_per_s"] = replay.throughput_tokens_per_s
+            if not priced:
+                row |= {"bottleneck": _busiest(replay), "batch_seconds": replay.prefill_s + replay.decode_s}
         except InputError as error:
             row["reason"] = f"not simulated: {_one_line(error)}"
     return row
+
+
+def _busiest(replay: Replay) -> str:
+    """Phase and lane that set the larger part of a simulated run; of prefill only that it does."""
+    if replay.prefill_s > replay.decode_s:
+        return "prefill"
+    return f"decode: {max(replay.busy_s, key=lambda lane: replay.busy_s[lane]).rstrip('0123456789')}"
+
+
+def _plan_of(study: Study, scenario: Scenario, pins: Pins, name: str) -> tuple[Policy, Prediction]:
+    """The best plan of a schedule: of the search, or of those it does not have."""
+    if name not in NOT_SEARCHED:
+        return _find(study, scenario, pins, explain=True)
+    from simulator.own_plans import Candidates, cpu_only_plan
+
+    if name == "cpu_only":
+        return cpu_only_plan(scenario, pins, study.max_hours)
+    from hrm.schedules import SCHEDULES
+    from simulator.replay import replay_plan
+
+    tried = Candidates(scenario=scenario, pins=pins, max_hours=study.max_hours).of(SCHEDULES[name])
+    return max(
+        tried,
+        key=lambda entry: replay_plan(scenario, entry[0], name, contention=study.contention).throughput_tokens_per_s,
+    )
 
 
 def _find(
@@ -163,13 +194,17 @@ def _solve_bound(study: Study, point: Point) -> Bound:
     )
 
 
-def _limits(study: Study, scenario: Scenario, pins: Pins, policy: Policy, prediction: Prediction) -> str:
+def _limits(
+    study: Study, scenario: Scenario, pins: Pins, policy: Policy, prediction: Prediction, *, searched: bool = True
+) -> str:
     """What bounds the batch besides memory: "requests" where it holds all, "hours" where a longer one is better."""
     if study.cost_model == "paper" or pins.batch_size is not None:
         return ""
     requests = scenario.workload.num_requests
     if policy.batch_size >= requests:
         return "requests"
+    if not searched:
+        return ""  # what a longer batch would give is not looked at
     fewer = max(1, prediction.num_batches - 1)
     larger = -(-requests // fewer)
     if prediction.batch_s * larger / policy.batch_size <= study.max_hours * 3600.0:

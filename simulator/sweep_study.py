@@ -8,6 +8,7 @@ from typing import Any
 from hrm.cli_options import load_hardware
 from hrm.errors import InfeasibleError, InputError
 from hrm.model_files import find_config
+from hrm.sweep_labels import has_plan
 from hrm.sweep_plot import check_drawable, draw_sweep
 from hrm.workload import Workload
 from simulator.sweep import run_sweep
@@ -102,5 +103,5 @@ def check_something_fits(document: dict[str, Any]) -> None:
     InfeasibleError
         Every row has a reason in place of numbers.
     """
-    if all(row["predicted_tokens_per_s"] is None for row in document["rows"]):
+    if not any(has_plan(row) for row in document["rows"]):
         raise InfeasibleError(f"no point has a plan; the first: {document['rows'][0]['reason']}")

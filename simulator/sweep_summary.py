@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hrm.sweep_labels import title_of, value_text
+from hrm.sweep_labels import has_plan, title_of, value_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def _numbers(row: dict[str, Any], simulated: bool) -> list[str]:
     name = row["schedule"] if row["schedule"] != "best" or not row["ran"] else f"best: {row['ran']}"
     cells = [name, *("-" if rate is None else f"{rate:,.4g}" for rate in rates)]
     cells.append("-" if shown is None or not bound else f"{shown / bound:.1%}")
-    if predicted is None:
+    if not has_plan(row):
         return [*cells, *["-"] * 5, "does not fit, see below" if "does not fit" in row["reason"] else "see below"]
     places = " ".join("GPU" if row[key] else "CPU" for key in ("attention_on_gpu", "ffn_on_gpu"))
     cells += [f"{row['batch_size']:,}", f"{row['micro_batch_size']:,}", places]
@@ -84,6 +84,8 @@ def reaching_lines(document: dict[str, Any]) -> list[str]:
     lines = []
     for what, found in kinds:
         for schedule, reached in found.items():
+            if what == "predicted" and schedule == "static_experts":
+                continue  # it is simulated only
             places: dict[str, list[str]] = {}
             for entry in reached if others else [{"at": {}, "value": reached}]:
                 value = entry["value"]

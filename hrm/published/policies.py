@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from hrm.affine import total
 from hrm.errors import InfeasibleError, InputError
 from hrm.paper_cost import WEIGHTS_ON_GPU, PaperTerms, paper_terms
-from hrm.policy import Policy
-from hrm.prediction import memory_use
 from hrm.published.rows import Row
 from hrm.published.settings import find_setting, find_system, scenario_of
 from hrm.scenario import Scenario, measure_sizes
@@ -24,7 +22,7 @@ __all__ = [
     "RowPolicy",
     "largest_streaming_batch",
     "published_policy",
-    "streaming_policy_of",
+    "room_for_weights",
     "weights_share_of_planner",
 ]
 
@@ -123,64 +121,45 @@ def _streaming_policy(row: Row) -> RowPolicy:
 def weights_share_of_planner(row: Row, micro_batch_size: int, batch_size: int) -> tuple[float, str]:
     """r_w that fills the GPU memory the authors' planner allows (0.86 of the card), and a note that says so."""
     terms = paper_terms(scenario_of(row, profile=find_setting(row).authors_profile, num_requests=batch_size))
-    share = _room_for_weights(terms, float(micro_batch_size), float(batch_size))
+    share = room_for_weights(terms, float(micro_batch_size), float(batch_size))
     if share < 0:
         return 0.0, "r_w = 0: the policy breaks the GPU memory limit of the authors' planner"
     return share, f"r_w = {share:.4g} by the authors' planner"
 
 
-def _room_for_weights(terms: PaperTerms, mu: float, n: float) -> float:
+def room_for_weights(terms: PaperTerms, mu: float, n: float) -> float:
+    """Share of the expert weights that the authors' GPU memory limit leaves room for; below 0 the policy breaks it."""
     rows = [total(terms.gpu_memory(mu, n, phase=phase).values()) for phase in ("prefill", "decode")]
     room = [(terms.gpu_limit_bytes - float(each.constant)) / float(each.coefficient(WEIGHTS_ON_GPU)) for each in rows]
     return min(1.0, *room)
 
 
-def streaming_policy_of(scenario: Scenario, batch_size: int) -> Policy:
-    """DeepSpeed ZeRO-Inference: every weight streamed, one micro-batch in prefill and decode, KV cache on the GPU."""
-    return Policy(
-        batch_size=batch_size,
-        micro_batch_size=batch_size,
-        num_micro_batches=1,
-        prefill_micro_batch_size=batch_size,
-        attention_on_gpu=True,
-        ffn_on_gpu=True,
-        kv_on_gpu=1.0,
-        weight_slots=2,
-        dense_weights_on_gpu=False,
-        embedding_on_gpu=False,
-        lm_head_on_gpu=False,
-        micro_batch_token_budget=batch_size * scenario.workload.max_request_tokens,
-    )
-
-
 def largest_streaming_batch(scenario: Scenario) -> int:
-    """Largest N whose streaming policy fits the modelled GPU memory (`hrm.memory`).
+    """Largest N that DeepSpeed's GPU memory holds, by what the plain model code keeps there.
+
+    Two layers of weights, embedding and lm_head, the CUDA context; per request the KV cache when it ends, and in
+    prefill either the logits of every position or the attention scores of one layer, whichever is more, each once in
+    16 bit and once in 32.
 
     Raises
     ------
     InfeasibleError
         Not even one request fits.
     """
+    model, gpu = scenario.model, scenario.profile.gpu
     sizes = measure_sizes(scenario)
-
-    def missing(batch_size: int) -> float:
-        use = memory_use(scenario, sizes, streaming_policy_of(scenario, batch_size))["gpu"]
-        return 0.0 if use.fits else use.peak_bytes - use.limit_bytes
-
-    if missing(1) > 0:
+    tables = sizes.embedding_bytes + (0.0 if sizes.tied else sizes.lm_head_bytes)
+    held = 2.0 * (sizes.layer_expert_bytes + sizes.largest_dense_layer_bytes) + tables + gpu.context_bytes
+    prompt, longest = scenario.workload.max_prompt_tokens, scenario.workload.max_request_tokens
+    wide = scenario.formats.activation_bytes + 4.0
+    in_prefill = wide * prompt * max(model.vocab_size, model.n_heads * prompt)
+    each = float(model.kv_bytes_stored(longest, scenario.formats.kv)) + in_prefill
+    room = gpu.count * gpu.usable_memory_bytes - held
+    if room < each:
         raise InfeasibleError(
-            f"streaming {scenario.model.name} on {scenario.profile.name}: one request exceeds the GPU memory by "
-            f"{missing(1) / GIB:.2f} GiB",
+            f"streaming {model.name} on {scenario.profile.name}: one request exceeds the GPU memory by "
+            f"{(each - room) / GIB:.2f} GiB",
             limit="gpu_memory",
-            missing_bytes=missing(1),
+            missing_bytes=each - room,
         )
-    fits, fails = 1, 2
-    while missing(fails) == 0.0:
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if missing(middle) == 0.0:
-            fits = middle
-        else:
-            fails = middle
-    return fits
+    return int(room / each)

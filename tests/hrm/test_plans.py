@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hrm.errors import InputError
+from hrm.model_files import find_config
 from hrm.plans import read_plan_document, save_plan
 from hrm.rates import derive_rates
 from hrm.scenario import measure_sizes
@@ -273,3 +274,43 @@ def test_a_missing_key_of_a_saved_plan_is_named(path: tuple[str, ...], tmp_path:
     last = {"document": "short form", "config": "short form", "prompt_lengths": "short form"}.get(path[-1], path[-1])
     last = {"generation_length": "generation length", "num_requests": "number of requests"}.get(last, last)
     assert last in str(raised.value)
+
+
+def belonging(**changes: Any) -> dict[str, Any]:
+    """A saved plan of Granite on a T4, with other inputs or another policy put in."""
+    document = copy.deepcopy(plan_of("t4", "granite-3.1-1b-a400m", requests=8).to_dict(complete=True))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        holder = document
+        for key in parents:
+            holder = holder[key]
+        holder[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"inputs__model__config": find_config("olmoe")["values"], "inputs__model__name": "olmoe"},
+            ("memory: it holds 2.49 GiB of weights, but olmoe as its inputs have it 12.89 GiB", "another model"),
+        ),
+        ({"inputs__model__config__num_hidden_layers": 23}, ("it holds 2.49 GiB of weights", "2.39 GiB")),
+        ({"inputs__weights_dtype": "int4"}, ("it holds 2.49 GiB of weights", "or of other formats")),
+        (
+            {"policy__weight_slots": "experts", "policy__ring_experts": 33},
+            ("policy.ring_experts: a ring of 33 experts, but granite-3.1-1b-a400m has 32 in a layer",),
+        ),
+        ({"inputs__workload__num_requests": 7}, ("policy.batch_size: a batch of 8 of 7 requests",)),
+        ({"memory__cpu": 1.0}, ("memory: the key 'cpu' is missing or no object",)),
+    ],
+)
+def test_a_plan_with_the_inputs_of_another_is_refused(
+    changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(belonging(**changes)), encoding="utf-8")
+    text = refused("simulate", file)
+    assert text.startswith(f"{file}: ")
+    for each in words:
+        assert each in text

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hrm.errors import InputError
 from hrm.graph import Hold, Lane, LaneKind, Op, Task, TaskGraph, TaskId
 from hrm.trace import Span, Trace, chrome_events, holds_over_time
 
@@ -80,3 +81,30 @@ def test_an_arrow_for_every_dependency_between_two_tracks_starts_within_its_task
 def test_memory_is_a_counter_per_level() -> None:
     assert {event["name"] for event in events("C")} == {"gpu memory", "cpu memory"}
     assert [e["args"]["GiB"] * 2**30 for e in events("C") if e["name"] == "gpu memory"] == [100, 164, 100, 164]
+
+
+OTHER = TaskId(Op.POST_ATTENTION, "decode", 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("spans", "fact"),
+    [
+        ((*SPANS[:2], Span(OTHER, GPU, 0.003, 0.005), SPANS[3]), f"task 2 is {OTHER}, in the graph {POST}"),
+        ((SPANS[1], SPANS[0], *SPANS[2:]), f"task 0 is {PRE}, in the graph {LOAD}"),
+        (
+            (*SPANS[:3], SPANS[3]._replace(lane=GPU)),
+            f"{AGAIN} ran on gpu0, in the graph it is on host_to_device0",
+        ),
+        (SPANS[:3], f"ends before task 3, {AGAIN}"),
+        ((*SPANS, Span(OTHER, GPU, 1.0, 2.0)), f"which ends before task 4 of the trace, {OTHER}"),
+        ((), f"ends before task 0, {LOAD}"),
+    ],
+)
+def test_spans_of_another_graph_are_refused_and_the_first_task_that_differs_is_named(
+    spans: tuple[Span, ...], fact: str
+) -> None:
+    for use in (lambda: chrome_events(GRAPH, Trace(spans, "measured")), lambda: holds_over_time(GRAPH, spans, {})):
+        with pytest.raises(InputError) as raised:
+            use()
+        assert fact in str(raised.value)
+        assert str(raised.value).startswith("trace: is not of this graph")

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command import refused, run
+from command import plan_of, refused, run
 from tiny import tiny_profile, tiny_scenario
 from tiny_policies import policy_of
 
 from hrm.errors import InputError
+from hrm.pins import Pins
 from hrm.planning import make_plan
 from hrm.policy import Policy
 from hrm.prediction import memory_use
@@ -20,9 +21,11 @@ from hrm.scenario import measure_sizes
 from hrm.schedules import SCHEDULES, check_schedule
 from simulator.compare import Comparison, Entry, compare_schedules, read_schedules, take_fastest
 from simulator.compare_tables import comparison_document, comparison_figure, policy_in_words, winner_in_words
-from simulator.own_plans import overrides_for, same_policy, whole_experts
+from simulator.own_plans import Candidates, overrides_for, same_policy, whole_experts
 from simulator.replay import replay_plan
 
+SMALL = ("compare", "--hw", "t4", "--model", "granite-3.1-1b-a400m", "--requests", "8", "--gen-len", "4")
+MANY = ("compare", "--hw", "colab-t4", "--model", "olmoe", "--requests", "64", "--gen-len", "8")
 SCENARIO = tiny_scenario()
 BASE = policy_of(weights_on_gpu=0.6, kv_on_disk=0.25, weights_on_disk=0.1)  # A_g = 0, F_g = 1, 2 x 2 requests
 
@@ -181,6 +184,28 @@ def test_the_figure_has_a_panel_for_every_schedule_that_ran_the_policy(compariso
     assert len({each.get_xlim() for each in axes}) == 1
 
 
+def test_a_plan_of_its_own_is_not_slower_than_the_same_policy_where_that_fits() -> None:
+    document = run(*MANY, "--json").document
+    same = {row["schedule"]: row for row in document["same_policy"] if row["fits"]}
+    own = {row["schedule"]: row for row in document["own_plan"] if row["fits"]}
+    assert {"s4", "serial"} <= set(same) <= set(own)
+    for name, row in same.items():
+        rates = [each["simulated"]["throughput_tokens_per_s"] for each in (row, own[name])]
+        assert rates[0] <= rates[1], name
+
+
+def test_serial_plans_are_those_with_the_least_sum_of_lanes_and_simulation_agrees() -> None:
+    plan = plan_of("t4", "granite-3.1-1b-a400m", requests=64)
+    found = Candidates(scenario=plan.scenario, pins=Pins(), max_hours=24.0)
+    tried = dict(found.of(SCHEDULES["serial"]))
+    rates = {policy: replay_plan(plan.scenario, policy, "serial").throughput_tokens_per_s for policy in tried}
+    everything = {**dict(found.of(SCHEDULES["cgopipe"])), **dict(found.of(SCHEDULES["s4"]))}
+    left_out = [policy for policy in everything if policy not in tried]
+    assert left_out
+    for policy in left_out:
+        assert replay_plan(plan.scenario, policy, "serial").throughput_tokens_per_s < max(rates.values())
+
+
 # Words
 
 
@@ -237,8 +262,6 @@ def test_schedules_are_read_in_their_own_order() -> None:
 
 
 # The command
-
-SMALL = ("compare", "--hw", "t4", "--model", "granite-3.1-1b-a400m", "--requests", "8", "--gen-len", "4")
 
 
 def test_the_command_prints_both_tables_and_says_whether_prompts_are_padded() -> None:

@@ -125,3 +125,12 @@ def test_pieces_follow_each_other_and_add_up_to_the_step_exactly(case: Case) -> 
         assert all(segment.task is not None for segment in path)  # simulated: whatever starts late waited for a task
         total = math.fsum(seconds_on_path(path).values())
         assert total == pytest.approx(window.seconds, rel=1e-12)
+
+
+def test_a_trace_of_another_graph_is_refused_and_the_first_task_that_differs_is_named() -> None:
+    other = TaskGraph([*GRAPH.tasks[:3], Task(POST, GPU, (PRE,)), Task(task_id(Op.SAMPLE, step=2), GPU, (POST,))])
+    for use in (find_critical_path, step_window):
+        with pytest.raises(InputError, match="task 4 is sample/decode/s1/l0, in the graph sample/decode/s2/l0"):
+            use(other, trace_of(), 2)
+        with pytest.raises(InputError, match="ends before task 4, sample/decode/s1/l0"):
+            use(GRAPH, Trace(trace_of().spans[:4], "measured"), 1)

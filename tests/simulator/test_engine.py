@@ -46,7 +46,7 @@ def test_busiest_lane_to_serial_sum_bound_the_makespan_and_sharing_never_helps(c
         assert trace.makespan_s <= sum(lanes.values()) * (1 + 1e-9)
     for before, after in zip(alone.spans, shared.spans, strict=True):
         assert after.end_s >= before.end_s * (1 - 1e-9)
-    if case.schedule == "serial":
+    if case.schedule == "serial" and case.layout.gpus == 1:  # of several GPUs, each does one thing after the other
         assert alone.makespan_s == pytest.approx(sum(lanes.values()))
         assert shared.makespan_s == pytest.approx(alone.makespan_s)
 

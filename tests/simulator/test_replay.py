@@ -71,6 +71,25 @@ def test_fast_is_full_within_a_thousandth_on_a_tiny_model(
     assert_same(fast, replay_plan(TINY, policy, schedule, contention=contention, full=True))
 
 
+PIPED = {"attention_on_gpu": True, "num_micro_batches": 4, "parallelism": "pipeline"}
+
+
+@pytest.mark.parametrize("schedule", ["s4", "serial"])
+@pytest.mark.parametrize("contention", [False, True])
+@pytest.mark.parametrize("parallelism", ["tensor", "pipeline"])
+def test_fast_is_full_within_six_thousandths_on_two_gpus_of_a_tiny_model(
+    schedule: str, contention: bool, parallelism: str
+) -> None:
+    """Observed: 0.0 to 0.5 %, of 23 steps whose first and last differ most. On Mixtral 8x22B it is below 0.01 %."""
+    model = tiny_model(n_layers=20, moe_layers=(True,) * 20, layer_windows=(None,) * 20)
+    scenario = tiny_scenario(model=model, generated=24, profile=tiny_profile(gpus=2, disk=True, host_total=150.0))
+    policy = policy_of(**(PIPED | {"parallelism": parallelism}))
+    fast = replay_plan(scenario, policy, schedule, contention=contention)
+    full = replay_plan(scenario, policy, schedule, contention=contention, full=True)
+    assert fast.prefill_s == pytest.approx(full.prefill_s, rel=6e-3)
+    assert fast.decode_s == pytest.approx(full.decode_s, rel=6e-3)
+
+
 def test_a_single_context_where_lanes_meet_badly_is_not_seen_by_the_fast_way() -> None:
     """Staging and CPU attention on one core: step 4 takes 502.7 s, the line through its neighbours says 483.8."""
     policy = policy_of(pin_weights=False, num_micro_batches=3)
@@ -91,6 +110,15 @@ def test_fast_is_full_within_a_thousandth_on_mixtral() -> None:
     fast, full = replay_plan(scenario, policy), replay_plan(scenario, policy, full=True)
     assert_same(fast, full)
     assert fast.tasks < full.tasks / 2
+
+
+def test_fast_is_full_where_many_micro_batches_of_prefill_come_before_few_of_decode() -> None:
+    """82 of them, of which the fast way replays nine before the first step."""
+    few = {"batch_size": 328, "num_micro_batches": 2, "prefill_micro_batch_size": 4}
+    scenario, policy = mixtral("l4", 3), large_policy(**few)
+    fast, full = replay_plan(scenario, policy), replay_plan(scenario, policy, full=True)
+    assert_same(fast, full)
+    assert fast.tasks < full.tasks / 5
 
 
 @pytest.mark.parametrize("machine", ["t4", "l4"])

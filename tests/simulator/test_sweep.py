@@ -430,3 +430,45 @@ def test_more_points_than_processes_come_back_complete_and_sorted(tmp_path: Path
     assert [row["cpu.memory"] for row in json.loads(out)["rows"]] == sizes
     assert [float(row["cpu.memory"]) for row in read_rows(file)] == sizes
     assert not [name for name in os.listdir(tmp_path) if name != "out.csv"]
+
+
+# Schedules whose plans are not searched
+
+
+def test_static_experts_and_the_cpu_alone_have_rows_of_their_own() -> None:
+    """A model of 13.8 GB on a T4: the search beats both; only the CPU's plan has a prediction, which it runs at."""
+    varied = ("--vary", "cpu.memory=16GiB,24GiB", "--schedules", "best,static_experts,cpu_only", "--jobs", "1")
+    document = run("sweep", "--hw", "colab-t4", "--model", "olmoe", "--requests", "64", *varied, "--json").document
+    for best, static, alone in (document["rows"][:3], document["rows"][3:]):
+        assert [row["reason"] for row in (best, static, alone)] == [""] * 3
+        assert best["simulated_tokens_per_s"] > static["simulated_tokens_per_s"] > alone["simulated_tokens_per_s"] > 0
+        assert static["predicted_tokens_per_s"] is None
+        assert (static["attention_on_gpu"], static["ffn_on_gpu"], static["kv_on_gpu"]) == (1, 0, 1.0)
+        assert (static["weights_on_gpu"] * 64).is_integer() and 0.0 < static["weights_on_gpu"] < 1.0
+        assert static["bottleneck"].split(":")[0] in ("prefill", "decode")
+        assert (alone["attention_on_gpu"], alone["ffn_on_gpu"], alone["weights_on_gpu"]) == (0, 0, 0.0)
+        assert alone["simulated_tokens_per_s"] <= alone["predicted_tokens_per_s"] * 1.001
+
+
+def test_the_cpu_alone_keeps_to_what_is_pinned_or_says_what_it_has() -> None:
+    base = ("sweep", "--hw", "t4", "--model", "mixtral-8x7b", "--predict-only", "--schedules", "cgopipe,cpu_only")
+    outcome = run(*base, *NO_DISK, "--vary", "cpu.memory=64GiB,192GiB", "--jobs", "1", "--json")
+    rows = [row for row in outcome.document["rows"] if row["schedule"] == "cpu_only"]
+    assert rows[0]["reason"].startswith("on the CPU alone: ") and "GiB over CPU memory" in rows[0]["reason"]
+    assert rows[1]["weights_on_disk"] == rows[1]["kv_on_disk"] == 0.0 and rows[1]["predicted_tokens_per_s"] > 0
+    pinned = run(*base, "--attention", "cpu", "--ffn", "gpu", "--vary", "cpu.memory=192GiB", "--jobs", "1", "--json")
+    assert pinned.document["rows"][1]["reason"] == "--ffn: the plan on the CPU alone has False (leave it out)"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--schedules", "static_experts"), "--schedules: static_experts is not in the cost model, only in the simul"),
+        (("--schedules", "cpu_only", "--cost-model", "paper"), "--schedules: the paper's model has no cpu_only"),
+        (("--schedules", "cpu"), "--schedules: there is no schedule 'cpu' (of best, cgopipe"),
+    ],
+)
+def test_a_schedule_that_the_cost_model_does_not_have_is_refused_where_only_it_is_asked(
+    options: tuple[str, ...], said: str
+) -> None:
+    assert refused(*BASE, "--vary", "cpu.memory=192GiB", *options).startswith(said)
