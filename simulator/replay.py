@@ -35,7 +35,7 @@ SHORT = ((7, 3, 5), (14, 6, 12))
 """Short passes that are tried in turn: repetitions of the pattern of layers, and which of them, from and to, say how
 long one takes in the steady state. The last two are left out: they have none after them to load weights for."""
 
-STACKS = (3, 5)
+STACKS = (4, 6)
 """Repetitions per device of the two stacks that stand for a pipeline."""
 
 SETTLED = 2e-4

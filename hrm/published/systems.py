@@ -17,9 +17,13 @@ import yaml
 from hrm.errors import InputError
 from hrm.profile import HardwareProfile, HostTotals
 from hrm.published.constants import CONSTANTS, Values
-from hrm.published.settings import Setting, System
+from hrm.published.settings import SETTINGS, Setting, System
+from hrm.units import Kind, parse_quantity
 
-__all__ = ["Behaviour", "behaviour_of", "profile_for"]
+__all__ = ["Behaviour", "behaviour_of", "fitted_values", "profile_for"]
+
+KINDS: dict[str, Kind] = {"": "share", "byte/s": "bandwidth", "s": "time"}
+"""What a constant of a unit is written as in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,33 @@ def behaviour_of(system: System) -> Behaviour:
     if document is None:
         raise InputError(f"no file describes {system.family!r}", where="hrm/data/systems", way_out="add one")
     return Behaviour(**document["behaviour"])
+
+
+@cache
+def fitted_values() -> Values:
+    """The constants as they are shipped: of a GPU and a host in its profile, of a system in its file.
+
+    Raises
+    ------
+    InputError
+        A file of a system has a constant that is none, or a value that is no quantity.
+    """
+    found: dict[str, float] = {}
+    for setting in SETTINGS.values():
+        shares = setting.profile.efficiency
+        for name, value in (
+            (f"{setting.gpu}.gpu_flops", shares.gpu_flops_prefill),
+            (f"{setting.host}.link", shares.link),
+        ):
+            if name in CONSTANTS:
+                found[name] = value
+    for family, document in _documents().items():
+        for name, entry in document.get("constants", {}).items():
+            where = f"hrm/data/systems, {family}: {name}"
+            if name not in CONSTANTS:
+                raise InputError("there is no such constant", where=where, way_out=", ".join(CONSTANTS))
+            found[name] = parse_quantity(entry["value"], KINDS[CONSTANTS[name].unit], where=where)
+    return found
 
 
 def profile_for(setting: Setting, system: System, values: Values) -> HardwareProfile:
