@@ -28,6 +28,7 @@ class AttentionTasks(WeightCopies):
     kv_uses: list[Issued] = field(default_factory=list)  # attention with a KV slot, in order
     kv_reads: list[Issued] = field(default_factory=list)  # what consumes each read of KV cache, in order
     pres: list[Issued] = field(default_factory=list)  # pre-attention of prefill, in order
+    kv_writes: list[tuple[Stage, int, Issued]] = field(default_factory=list)  # not issued yet
     kv_out: list[Issued] = field(default_factory=list)  # stores of KV cache of prefill, in order
 
     def _embed(self, stage: Stage, j: int) -> None:
@@ -150,7 +151,6 @@ class AttentionTasks(WeightCopies):
             self.before_post[(stage, j)] = self._attention_on_cpu(stage, j, pre)
 
     def _attend_prompts(self, stage: Stage, j: int, pre: Issued) -> Issued:
-        takes = held("gpu", ACTIVATIONS, self.sizes.prefill.new_kv) if self.layout.policy.kv_on_gpu < 1.0 else ()
         return self.add(
             Op.ATTENTION,
             GPU,
@@ -159,7 +159,7 @@ class AttentionTasks(WeightCopies):
             micro_batch=j,
             operators=self.layout.attention_prefill(stage.layer),
             launches=ATTENTION_KERNELS,
-            acquires=takes,
+            acquires=held("gpu", ACTIVATIONS, self.sizes.prefill.new_kv),
         )
 
     def _attention_on_cpu(self, stage: Stage, j: int, pre: Issued) -> list[Issued]:
@@ -266,9 +266,24 @@ class AttentionTasks(WeightCopies):
             return []
         size = self.layout.kv_read_bytes(stage.layer, stage.step) * self.layout.policy.kv_on_disk
         room = max(2, int(STAGING_BUFFER_BYTES / size)) if size > 0 else 2
-        after = (self.kv_reads[-room],) if len(self.kv_reads) >= room else ()
-        return [self.add(Op.READ_DISK, DISK, stage, after, micro_batch=j, bytes_moved=size)]
+        return [self._read_cache(stage, j, (self.kv_reads[-room],) if len(self.kv_reads) >= room else ())]
+
+    def _read_cache(self, stage: Stage, j: int, after: tuple[Issued, ...]) -> Issued:
+        """Read one micro-batch's cache, behind what the step before added to it, ahead of the latest write."""
+        if any(other.layer == stage.layer and each == j for other, each, _ in self.kv_writes):
+            self._write_all_kv()
+        size = self.layout.kv_read_bytes(stage.layer, stage.step) * self.layout.policy.kv_on_disk
+        read = self.add(Op.READ_DISK, DISK, stage, after, micro_batch=j, bytes_moved=size)
+        self._write_all_kv(but=1)
+        return read
 
     def _write_kv(self, stage: Stage, j: int, after: Issued) -> None:
+        """Write what a step added, behind the next read: the disk would otherwise wait for attention to end."""
+        self.kv_writes.append((stage, j, after))
+
+    def _write_all_kv(self, *, but: int = 0) -> None:
+        """Issue the writes that are due, all but the latest `but`."""
         size = self.layout.requests("decode") * self.layout.kv_new_bytes * self.layout.policy.kv_on_disk
-        self.add(Op.WRITE_DISK, DISK, stage, (after,), micro_batch=j, bytes_moved=size)
+        while len(self.kv_writes) > but:
+            stage, j, after = self.kv_writes.pop(0)
+            self.add(Op.WRITE_DISK, DISK, stage, (after,), micro_batch=j, bytes_moved=size)

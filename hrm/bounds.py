@@ -23,13 +23,14 @@ from hrm.full_cost import DENSE, EMBEDDING, EXPERTS_ON_DISK, EXPERTS_ON_GPU, HEA
 from hrm.pins import Pins
 from hrm.points import Point, prefill_range
 from hrm.rates import Rates
-from hrm.rows import PIN, PREFILL, STEP, objective_of, rows_of, tops_of
+from hrm.rows import PIN, PREFILL, STEPS, objective_of, rows_of, seconds_of, tops_of
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
 __all__ = ["Sheet", "bound_sheet", "combinations_of", "discard", "guess_multipliers", "tighten"]
 
 Array = npt.NDArray[np.float64]
 PLACED = (DENSE, HEAD, EMBEDDING)
+SECONDS = (PREFILL, *(unknown for unknown, _ in STEPS))
 Combination = tuple[bool, ...]
 """Whether each of `PLACED` is on the GPU."""
 
@@ -189,8 +190,8 @@ def _dual_values(sheet: Sheet, multipliers: Mapping[str, float | Array], objecti
 
 
 def _weigh(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: float) -> Affine:
-    wanted = {unknown: objective * sheet.objective.coefficient(unknown) for unknown in (STEP, PREFILL)}
-    sums: dict[str, Any] = {STEP: 0.0, PREFILL: 0.0}
+    wanted = {unknown: objective * sheet.objective.coefficient(unknown) for unknown in SECONDS}
+    sums: dict[str, Any] = dict.fromkeys(SECONDS, 0.0)
     kept: dict[str, Any] = {}
     for name, row in sheet.rows.items():
         weight = np.maximum(multipliers.get(name, 0.0), 0.0)
@@ -198,13 +199,13 @@ def _weigh(sheet: Sheet, multipliers: Mapping[str, float | Array], objective: fl
             continue
         kept[name] = weight
         if name != "max_hours":
-            for unknown in (STEP, PREFILL):
+            for unknown in SECONDS:
                 if row.coefficient(unknown):
                     sums[unknown] = sums[unknown] + weight
     terms = []
     for name, weight in kept.items():
         row = sheet.rows[name]
-        unknown = next((each for each in (STEP, PREFILL) if row.coefficient(each)), "")
+        unknown = next((each for each in SECONDS if row.coefficient(each)), "")
         if name == "max_hours":
             row = Affine(row.constant)  # its seconds are in the objective already
         elif unknown:
@@ -248,7 +249,6 @@ def guess_multipliers(sheet: Sheet, sizes: Sizes) -> list[dict[str, Any]]:
     Each guess puts the whole objective on one lane of decode and one of prefill, and prices GPU memory so that a byte
     of experts there is worth what it saves these lanes; the best of the guesses counts.
     """
-    steps = float(sizes.decode_steps)
     rows = sheet.rows
     guesses: list[dict[str, Any]] = []
     pairs = [
@@ -266,8 +266,11 @@ def guess_multipliers(sheet: Sheet, sizes: Sizes) -> list[dict[str, Any]]:
     for decode, prefill in pairs:
         if decode not in rows or prefill not in rows:
             continue
-        sums = rows[decode] * steps + rows[prefill]
-        guess: dict[str, Any] = {decode: steps, prefill: 1.0}
+        guess: dict[str, Any] = {prefill: 1.0}
+        lane = decode.removeprefix("decode")
+        for _, prefix, steps in seconds_of(sizes):
+            guess[prefix + lane] = steps
+        sums = total(rows[name] * weight for name, weight in guess.items())
         # What one byte on disk instead of in CPU memory costs prices CPU memory; what one byte of experts or KV cache
         # on the GPU then saves, per byte it takes there, prices GPU memory.
         memory, host = rows["gpu_memory_decode"], rows["cpu_memory"]

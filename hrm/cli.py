@@ -72,8 +72,10 @@ app = typer.Typer(
 )
 hardware_app = typer.Typer(help="Hardware profiles: list, show, check.", invoke_without_command=True)
 models_app = typer.Typer(help="Models: list, show.", invoke_without_command=True)
+validate_app = typer.Typer(help="Predictions beside measurements: published.", no_args_is_help=True)
 app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")
+app.add_typer(validate_app, name="validate")
 
 
 @app.command()
@@ -475,6 +477,85 @@ def show_model(
     )
     document = model_document(load_model(name), dtype)
     print_json(document) if json_ else print_screen(lambda console: print_model(document, console))
+
+
+@validate_app.command("published")
+def validate_published(
+    data: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Rows to predict and judge; the published ones if not given.")
+    ] = None,
+    kernels: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Kernel latencies; the published ones if not given.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    max_median_error: Annotated[
+        float, typer.Option(help="Exit 4 where the full model's median error is above this.")
+    ] = 0.15,
+    no_simulation: Annotated[bool, typer.Option("--no-simulation", help="Leave out the simulation.")] = False,
+    json_: Json = False,
+) -> None:
+    """Set Eq. 12, the cost model and the simulation beside published measurements."""
+    from hrm.published.validation import check_bar, validate_command
+    from simulator.published import replay_row
+
+    with Progress(json_) as tell:
+        document = validate_command(
+            data,
+            kernels,
+            simulate=None if no_simulation else replay_row,
+            report=report,
+            max_median_error=max_median_error,
+            tell=tell,
+        )
+    if json_:
+        print_json(document)
+    else:
+        from hrm.published.screen import print_validation
+
+        print_screen(lambda console: print_validation(document, console))
+    if report is not None:
+        say(f"saved to {report}")
+    check_bar(document)
+
+
+@app.command("fit")
+def fit_constants(
+    data: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Rows to fit to; the published ones if not given.")
+    ] = None,
+    components: Annotated[
+        str | None, typer.Option(help="Whose constants may move, with commas between them; all if not given.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="YAML file: constants, intervals, correlation, rows.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Rewrite the constants in the files of this source tree.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Fit the constants of machines and systems to measured rows, and say how well they are known."""
+    from hrm.published.fit_report import constants_document, fit_command, print_fit, write_constants
+    from hrm.published.installation import install_constants, source_tree
+
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InputError("its folder does not exist", where=f"--output: {output}")
+    root = source_tree() if install else None
+    with Progress(json_) as tell:
+        found = fit_command(data=data, components=components, on_progress=tell)
+    try:
+        if output is not None:
+            write_constants(found, output)
+            say(f"saved to {output}")
+        if root is not None:
+            changed = install_constants(found, root)
+            names = ", ".join(str(path.relative_to(root)) for path in changed)
+            say(f"rewritten: {names or 'nothing, all is as it was'}")
+    finally:  # what was found is shown even where it cannot be written
+        if json_:
+            print_json(constants_document(found))
+        else:
+            print_screen(lambda console: print_fit(found, console))
 
 
 def _version(value: bool) -> None:

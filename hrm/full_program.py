@@ -27,7 +27,7 @@ from hrm.points import Point, PrefillChoice
 from hrm.policy import Policy
 from hrm.program import Program, Solution
 from hrm.rates import Rates
-from hrm.rows import PIN, PREFILL, STEP, objective_of, rows_of, tops_of
+from hrm.rows import PIN, PREFILL, objective_of, rows_of, seconds_of, tops_of
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
 __all__ = [
@@ -102,7 +102,8 @@ def build_program(
     for name, value in binaries.items():
         low, high = (0.0, 1.0) if value is None else (float(value),) * 2
         program.add_unknown(name, low, high, integer=True)
-    program.add_unknown(STEP)
+    for unknown, _, _ in seconds_of(sizes):
+        program.add_unknown(unknown)
     program.add_unknown(PREFILL)
     if sizes.tied:  # one matrix: on the GPU for both uses, or for neither
         program.equal("tied_tables", Affine.of(EMBEDDING) - Affine.of(HEAD), 0.0)

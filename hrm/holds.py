@@ -35,7 +35,7 @@ class HoldSizes:
     Attributes
     ----------
     prefill, decode : ActivationPieces
-        Of one micro-batch [byte].
+        Of one micro-batch; its new KV cache without what stays on the GPU [byte].
     kv_cache : mapping of str to float
         KV cache of the whole batch by level, as full as it gets [byte].
     kv_slot : float
@@ -76,15 +76,16 @@ def hold_sizes(scenario: Scenario, sizes: Sizes, policy: Policy) -> HoldSizes:
         on_cpu = cpu_only_memory(scenario, sizes, policy)["cpu"].terms[ACTIVATIONS]
     value = scenario.formats.activation_bytes
     row = scenario.model.hidden_size * scenario.profile.gpu.count
+    first = activation_pieces(
+        scenario,
+        sizes,
+        phase="prefill",
+        requests=float(prefill.requests),
+        tokens=float(prefill.tokens),
+        ring=ring,
+    )
     return HoldSizes(
-        prefill=activation_pieces(
-            scenario,
-            sizes,
-            phase="prefill",
-            requests=float(prefill.requests),
-            tokens=float(prefill.tokens),
-            ring=ring,
-        ),
+        prefill=first._replace(new_kv=(1.0 - policy.kv_on_gpu) * first.new_kv),
         decode=activation_pieces(
             scenario,
             sizes,

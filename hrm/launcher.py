@@ -70,6 +70,10 @@ class Launcher(AttentionTasks):
                     issued += 1
                 yield place == len(members) - 1 and self._ends_pass(stage)
 
+    def finish(self) -> None:
+        """Issue what was put off."""
+        self._write_all_kv()
+
     def _ready(self, stage: Stage, j: int) -> bool:
         """Whether what a position starts from has been issued."""
         if stage.phase == "prefill" and stage.layer == 0:

@@ -203,13 +203,16 @@ def gpu_terms(
         terms["expert weight slots"] = Affine.of(EXPERT_SLOTS)
     alive = activation_pieces(scenario, sizes, phase=phase, requests=requests, tokens=tokens, ring=ring)
     if phase == "prefill":
-        # One micro-batch comes in and one goes out while one computes; the KV cache of two is on its way out. Where
-        # hidden states stay, at most the embedded prompts come in.
+        # One micro-batch comes in and one goes out while one computes; the KV cache of two, less what stays on the GPU,
+        # is on its way out. Where hidden states stay, at most the embedded prompts come in.
         several = np.asarray(prefill_micro_batches) > 1
         widest = np.maximum(alive.compute, alive.logits)
         embedded = np.where(several, 0.0, alive.row)
         rows = np.where(several, 2.0 * alive.row, embedded)
-        terms["activations"] = widest + rows + 2.0 * alive.new_kv - Affine.of(EMBEDDING, embedded)
+        new_kv = 2.0 * alive.new_kv
+        terms["activations"] = (
+            widest + rows + new_kv - Affine.of(KV_ON_GPU, new_kv / capacity) - Affine.of(EMBEDDING, embedded)
+        )
         return terms
     compute = alive.compute
     if ring:  # one expert serves its tokens of the whole batch at once

@@ -11,7 +11,7 @@ from hrm.pins import Pins, option_name
 from hrm.plans import Alternative, CostModel, Plan, PlanInputs, TurningPoints
 from hrm.points import RING_EXPERTS_LEAST
 from hrm.policy import Policy
-from hrm.profile import Efficiency
+from hrm.profile import Efficiency, HardwareProfile
 from hrm.profile_files import with_overrides
 from hrm.rates import derive_rates
 from hrm.roofline import balance_point, stack_of, turning_point_1, turning_point_2
@@ -131,11 +131,25 @@ def make_plan(
         warnings=_warnings(scenario, result),
         notes=(
             *notes,
+            *_calibration(scenario.profile),
             *_rounded_pins(inputs.pins, policy),
             *(_left_out(scenario, result, pins) if refinement is None or refinement.chosen == 0 else ()),
             *scenario.model.assumptions,
         ),
         refinement=refinement,
+    )
+
+
+def _calibration(profile: HardwareProfile) -> tuple[str, ...]:
+    """Where the rates of the GPU come from, unless they are its peaks or a person's own."""
+    shares = [profile.quantities.get(f"efficiency.gpu_flops_{phase}") for phase in ("prefill", "decode")]
+    if any(share is None or share.source in ("user", "measured") for share in shares):
+        return ()
+    first = shares[0]
+    assert first is not None
+    return (
+        f"GPU rates are {first.source}, not measured here: {first.text} of its peak ({first.note}); how well they "
+        "predict: hrm validate published.",
     )
 
 

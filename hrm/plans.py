@@ -17,6 +17,7 @@ from hrm.errors import InputError
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction
+from hrm.profile import Efficiency
 from hrm.scenario import COMPUTE_DTYPES, Scenario, measure_sizes
 from hrm.search import SolverReport
 from hrm.trivial import Trivial
@@ -131,6 +132,20 @@ class Plan:
     refinement: Refinement | None = None
 
     @property
+    def calibrated(self) -> bool:
+        """Whether the profile has fitted or measured efficiencies, else it works from peaks."""
+        return self.scenario.profile.efficiency != Efficiency()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """80 % interval of the throughput, from the errors of the published rows [token/s]; None for Eq. 12's."""
+        from hrm.published.intervals import interval_of  # only where it is asked for: it reads a file
+
+        if self.inputs.cost_model == "paper":
+            return None
+        return interval_of(self.prediction.throughput_tokens_per_s, self.calibrated)
+
+    @property
     def parallelism(self) -> dict[str, Any]:
         """How several GPUs work together."""
         gpus = self.scenario.profile.gpu.count
@@ -193,6 +208,7 @@ class Plan:
             "schedule": self.policy.schedule,
             "predicted": {
                 "throughput_tokens_per_s": prediction.throughput_tokens_per_s,
+                "interval_80_percent": None if self.interval is None else list(self.interval),
                 "decode_throughput_tokens_per_s": prediction.decode_throughput_tokens_per_s,
                 "prefill_s": prediction.prefill_s,
                 "decode_s": prediction.decode_s,

@@ -33,9 +33,12 @@ SAMPLE_COLOURS = (PURPLE, BLACK, BROWN)
 LEVEL_STYLES = ((BLUE, "-"), (VERMILLION, "--"))
 LINK_STYLES = ((GREEN, "-."), (GREY, ":"))
 
-FULL = ((10.2, 5.4), (0.095, 0.135, 0.53, 0.755))
+BEND_STEPS = 80
+"""Pieces of a roof that is a curve."""
+
+FULL = ((10.2, 5.4), (0.095, 0.155, 0.53, 0.735))
 """Size [inch] and axes (left, bottom, width, height) with a legend; fixed, so that the angles of labels are known."""
-COMPACT = ((7.2, 4.9), (0.125, 0.145, 0.835, 0.755))
+COMPACT = ((7.2, 4.9), (0.125, 0.168, 0.835, 0.732))
 """The same without a legend."""
 
 
@@ -188,7 +191,7 @@ def _set_up_axes(axes: Any, frame: Frame) -> None:
 
 
 def _draw_roofs(axes: Any, frame: Frame, view: RooflineView) -> list[Label]:
-    """Each level's min(P, B*I), and each link's min(P_gpu, B_ji*I)."""
+    """Each level's min(P, B*I), or what is left of it where both add up, and each link's min(P_gpu, B_ji*I)."""
     stack = view.stack
     peak = stack.levels[0].peak_flops_per_s
     roofs = []
@@ -202,10 +205,15 @@ def _draw_roofs(axes: Any, frame: Frame, view: RooflineView) -> list[Label]:
     for j in range(1, len(stack.levels)):
         name = f"{stack.levels[j].name} to {stack.levels[0].name}"
         roofs.append((link_bandwidth(stack, j, 0), peak, name, name, LINK_STYLES[min(j - 1, 1)], False))
+    bent = {level.name: index for index, level in enumerate(stack.levels) if level.overlap < 1}
     for bandwidth, top, name, what, (colour, line), above in roofs:
         end = min(top / bandwidth, frame.x_limits[1])
-        xs = sorted({frame.x_limits[0], end, frame.x_limits[1]})
-        ys = [min(top, bandwidth * x) / GFLOP for x in xs]
+        if name in bent:
+            xs = [frame.x_at(step / BEND_STEPS) for step in range(BEND_STEPS + 1)]
+            ys = [attainable_local(stack, bent[name], x) / GFLOP for x in xs]
+        else:
+            xs = sorted({frame.x_limits[0], end, frame.x_limits[1]})
+            ys = [min(top, bandwidth * x) / GFLOP for x in xs]
         axes.plot(xs, ys, color=colour, linestyle=line, linewidth=1.8, label=f"{name} roof", zorder=3)
         text = f"{what} {format_bandwidth(bandwidth)}"
         labels.append(Label.along_slope(frame, text, colour, slope=bandwidth / GFLOP, end=end, above=above))
@@ -326,7 +334,7 @@ def _mark(
 
 
 def _write_labels(figure: Figure, axes: Any, frame: Frame, labels: Sequence[Label]) -> None:
-    """Write the labels where they cover no marker and no horizontal line."""
+    """Write the labels where they cover no marker, no horizontal line and no bend."""
     markers: list[Box] = []
     lines: list[Box] = []
     for line in axes.lines:
@@ -334,7 +342,8 @@ def _write_labels(figure: Figure, axes: Any, frame: Frame, labels: Sequence[Labe
         if line.get_linestyle() == "None":
             markers += [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
         for (x0, y0), (x1, y1) in pairwise(points):
-            if y0 == y1:
+            bends = len(points) > BEND_STEPS and y1 - y0 < 0.8 * (points[1][1] - points[0][1])
+            if y0 == y1 or bends:
                 lines.append((x0, y0 - 1, x1, y1 + 1))
     width, height = figure.bbox.width, figure.bbox.height
     for label, (x, y) in place_labels(frame, labels, markers=markers, lines=lines):
@@ -364,7 +373,7 @@ def _write_titles(figure: Figure, view: RooflineView, left: float, *, long: bool
     figure.text(left, 0.945, f"{view.model.name} on {machine}: {what}", fontsize=11.5 if long else 10)
     terms = "the authors' terms" if view.cost_model == "paper" else "all terms of this planner"
     counted = f"FLOPs and bytes counted from shapes ({terms})" if long else "counted from shapes"
-    note = f"Theoretical intensity: {counted}, not measured. Roofs: {calibration_of(view)} of the profile."
+    note = f"Theoretical intensity: {counted}, not measured.\nRoofs of the profile: {calibration_of(view)}."
     figure.text(left, 0.015, note, fontsize=LABEL_POINTS, color="0.3")
 
 

@@ -299,12 +299,17 @@ def predict(scenario: Scenario, sizes: Sizes, rates: Rates, policy: Policy) -> P
     ring = policy.weight_slots == "experts"
     n_p = float(-(-policy.batch_size // policy.prefill_micro_batch_size))
     decode = _phase(decode_lanes(scenario, sizes, rates, batch), values, policy, sizes, rates)
+    step_s = 0.0  # mean over the steps
+    for number, (weight, _) in enumerate(sizes.contexts):
+        at = decode_lanes(scenario, sizes.at_context(number), rates, batch)
+        step_s += weight * pass_seconds(at, values, policy, sizes, rates)[0]
     prefill = _phase(prefill_lanes(scenario, sizes, rates, batch, n_p, ring=ring), values, policy, sizes, rates)
     return compose_prediction(
         scenario,
         sizes,
         policy,
         decode=decode,
+        decode_s=step_s * sizes.decode_steps,
         prefill=prefill,
         startup_s=startup_seconds(scenario, sizes, rates, policy),
         memory=memory_use(scenario, sizes, policy),
@@ -327,12 +332,12 @@ def compose_prediction(
     policy: Policy,
     *,
     decode: Phase,
+    decode_s: float,
     prefill: Phase,
     startup_s: float,
     memory: dict[str, MemoryUse],
 ) -> Prediction:
     """Totals of a batch and of all requests from the two phases."""
-    decode_s = decode.seconds * sizes.decode_steps
     batch_s = prefill.seconds + decode_s
     batches = -(-scenario.workload.num_requests // policy.batch_size)
     tokens = policy.batch_size * sizes.generation_length

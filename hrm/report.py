@@ -185,6 +185,10 @@ def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
     paper = plan.inputs.cost_model == "paper"
     scope = "decode only, as the paper's objective" if paper else "end to end: generated tokens / (prefill + decode)"
     yield "throughput", f"[bold green]{prediction.throughput_tokens_per_s:,.2f} token/s[/] ({scope})"
+    if plan.interval is not None:
+        low, high = plan.interval
+        why = "from the errors of published T4 and L4 runs" if plan.calibrated else "of runs predicted from peaks alone"
+        yield "80 % interval", f"{low:,.2f} to {high:,.2f} token/s, {why}"
     if prediction.decode_s > 0:
         rate, latency = prediction.decode_throughput_tokens_per_s, seconds_in_words(prediction.layer_latency_s)
         decode = f"decode {seconds_in_words(prediction.decode_s)}: {rate:,.2f} token/s, {latency} per layer and step"

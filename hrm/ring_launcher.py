@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hrm.full_cost import STAGING_BUFFER_BYTES
 from hrm.graph import Op, Phase
 from hrm.holds import ACTIVATIONS, SLOTS, held
-from hrm.issuing import DISK, GPU, H2D, Issued, Stage
+from hrm.issuing import GPU, H2D, Issued, Stage
 from hrm.launcher import Launcher
 from hrm.layout import POST_KERNELS, PageBytes
 
@@ -106,7 +106,7 @@ class RingLauncher(Launcher):
         room = min(count, int(STAGING_BUFFER_BYTES / size)) if size > 0 else 0
         while len(self.read_ahead.setdefault(stage, {})) < room * share:
             j = len(self.read_ahead[stage])
-            self.read_ahead[stage][j] = [self.add(Op.READ_DISK, DISK, stage, (), micro_batch=j, bytes_moved=size)]
+            self.read_ahead[stage][j] = [self._read_cache(stage, j, ())]
 
     def _read_kv(self, stage: Stage, j: int) -> list[Issued]:
         """A micro-batch's KV cache from disk, unless it was read ahead."""

@@ -59,12 +59,16 @@ class Level:
         B, reads of its own memory [byte/s].
     bytes : float
         Capacity [byte].
+    overlap : float
+        Share of the shorter of computation and memory access that hides behind the longer: 1 is the roofline (Eq. 8), 0
+        adds both up.
     """
 
     name: str
     peak_flops_per_s: float
     bytes_per_s: float
     bytes: float
+    overlap: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,9 @@ class Stack:
         peaks = [level.peak_flops_per_s for level in self.levels]
         if not all(0 <= peak < float("inf") for peak in peaks):
             raise InputError(f"peaks are {peaks}", where="stack", way_out="finite numbers, 0 for no processor [FLOP/s]")
+        overlaps = [level.overlap for level in self.levels]
+        if not all(0 <= overlap <= 1 for overlap in overlaps):
+            raise InputError(f"overlaps are {overlaps}", where="stack", way_out="shares from 0 to 1")
 
     def index(self, name: str) -> int:
         """Number of a level by its name, in any case.
@@ -125,7 +132,8 @@ def stack_of(
     """The stack of a profile: GPU(s), CPU and, where there is one, the disk.
 
     The GPUs of a profile act as one tensor-parallel group: memory, bandwidth and peak add up, and so do their links, up
-    to what the host gives all of them together. Calibrated efficiencies count; without them these are peaks.
+    to what the host gives all of them together. Calibrated efficiencies count, of the GPU those of decode; without
+    them these are peaks.
 
     Parameters
     ----------
@@ -154,6 +162,7 @@ def stack_of(
         peak_flops_per_s=rates.gpu_flops_per_s["decode"],
         bytes_per_s=rates.gpu_bytes_per_s,
         bytes=profile.gpu.count * profile.gpu.usable_memory_bytes,
+        overlap=rates.gpu_overlap,
     )
     cpu = Level(
         name="CPU",
@@ -198,6 +207,9 @@ def link_bandwidth(stack: Stack, j: int, i: int) -> float:
 def attainable_local(stack: Stack, i: int, intensity_i: float) -> float:
     """P <= min(P_i, B_i * I^i): run on level i with all data at level i (Eq. 8).
 
+    Where computation and memory access do not overlap in full, seconds per FLOP are the larger of 1 / P_i and
+    1 / (B_i * I^i) and, of the smaller, what does not hide (`hrm.rates`): the roof bends below both lines.
+
     Parameters
     ----------
     stack : Stack
@@ -212,7 +224,8 @@ def attainable_local(stack: Stack, i: int, intensity_i: float) -> float:
         [FLOP/s]; 0 for a level without a processor.
     """
     level = stack.levels[i]
-    return min(level.peak_flops_per_s, level.bytes_per_s * intensity_i)
+    low, high = sorted((level.peak_flops_per_s, level.bytes_per_s * intensity_i))
+    return low / (1.0 + (1.0 - level.overlap) * low / high) if low > 0 else 0.0
 
 
 def attainable_from(stack: Stack, i: int, j: int, intensity_i: float, intensity_j: float) -> float:
@@ -244,8 +257,9 @@ def ridge_point(stack: Stack, i: int) -> float:
 def turning_point_1(stack: Stack, i: int, j: int) -> float:
     """P1: the I^j that solves I^j = min(P_j, B_j * I^j) / B_ji (Eq. 9).
 
-    Below it, moving the data from j to i is slower than computing where they lie. Where B_j > B_ji this is P_j / B_ji.
-    Where B_j <= B_ji there is no crossing and, as at a level without a processor, P1 is 0: moving is never slower.
+    Below it, moving the data from j to i is slower than computing where they lie. Where B_j > B_ji this is P_j / B_ji
+    (less, where computation and memory access at j do not overlap in full). Where B_j <= B_ji there is no crossing and,
+    as at a level without a processor, P1 is 0: moving is never slower.
 
     Parameters
     ----------
@@ -259,7 +273,11 @@ def turning_point_1(stack: Stack, i: int, j: int) -> float:
         [FLOP/byte]
     """
     link, source = link_bandwidth(stack, j, i), stack.levels[j]
-    return source.peak_flops_per_s / link if source.bytes_per_s > link else 0.0
+    share, exposed = link / source.bytes_per_s, 1.0 - source.overlap
+    if share >= 1:
+        return 0.0
+    beyond_ridge = share * (1.0 + exposed) <= 1
+    return source.peak_flops_per_s / link * (1.0 - exposed * share if beyond_ridge else (1.0 - share) / exposed)
 
 
 def turning_point_2(stack: Stack, i: int, j: int, intensity_i: float) -> float:
@@ -284,7 +302,8 @@ def turning_point_2(stack: Stack, i: int, j: int, intensity_i: float) -> float:
 def balance_point(stack: Stack, i: int, j: int, intensity_i: float) -> float:
     """The I^j at which B_i * I^i = B_ji * I^j (Eq. 11): memory at i and link take equally long.
 
-    Past it a larger batch no longer helps, only a larger micro-batch. It equals P2 up to the ridge of level i.
+    Past it a larger batch no longer helps, only a larger micro-batch. It equals P2 up to the ridge of level i, where
+    computation and memory access overlap there.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrm.model import ModelSpec
 from hrm.profile import Efficiency, HardwareProfile
-from hrm.roofline import CostModel, Operator, Places, Stack, link_bandwidth
+from hrm.roofline import CostModel, Operator, Places, Stack, link_bandwidth, ridge_point
 from hrm.roofline_operators import linear_places
 from hrm.roofline_view import CPU, GPU, RooflineView, build_view
 from hrm.units import format_bandwidth
@@ -62,8 +62,9 @@ def _attention_sentences(view: RooflineView) -> list[str]:
 
 def _ffn_sentences(view: RooflineView) -> list[str]:
     places = view.places
-    at_peak = places.resident_flops_per_s >= view.stack.levels[GPU].peak_flops_per_s
-    bound = "peak" if at_peak else "memory"
+    bound = "peak" if places.intensity_i >= ridge_point(view.stack, GPU) else "memory"
+    if view.stack.levels[GPU].overlap < 1:
+        bound = "peak and memory together"
     given = "" if view.batch_given else " (the smallest that reaches P2)"
     p2, balance = places.turning_point_2, places.balance_point
     return [
@@ -109,6 +110,7 @@ def roofline_document(view: RooflineView) -> dict[str, Any]:
                 "peak_flops_per_s": level.peak_flops_per_s,
                 "bytes_per_s": level.bytes_per_s,
                 "bytes": level.bytes,
+                "overlap": level.overlap,
             }
             for level in stack.levels
         ],
@@ -154,8 +156,13 @@ def roofline_document(view: RooflineView) -> dict[str, Any]:
 
 def calibration_of(view: RooflineView) -> str:
     """What the roofs are, in words."""
-    calibrated = view.profile.efficiency != Efficiency() and view.cost_model == "full"
-    return "peaks times calibrated efficiencies" if calibrated else "peaks"
+    if view.profile.efficiency == Efficiency() or view.cost_model == "paper":
+        return "peaks"
+    words = "peaks times calibrated efficiencies"
+    overlap = view.stack.levels[GPU].overlap
+    if overlap < 1:
+        words += ", FLOPs and bytes on the GPU " + ("added up" if overlap == 0 else f"overlapping by {overlap:.0%}")
+    return words
 
 
 def _places_document(stack: Stack, places: Places) -> dict[str, Any]:

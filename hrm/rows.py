@@ -38,9 +38,12 @@ from hrm.points import Point, PrefillChoice
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
-__all__ = ["PIN", "PREFILL", "STEP", "Row", "objective_of", "rows_of", "tops_of"]
+__all__ = ["PIN", "PREFILL", "STEPS", "Row", "objective_of", "rows_of", "tops_of"]
 
 STEP = "decode_step_s"
+STEPS = ((STEP, "decode"), ("early_decode_step_s", "early_decode"), ("late_decode_step_s", "late_decode"))
+"""Seconds of a decode step at each context it is priced at (`hrm.scenario.DECODE_CONTEXTS`), and how its rows begin."""
+
 PREFILL = "prefill_s"
 PIN = "pin_weights"  # binary
 GB = 1e9
@@ -167,11 +170,13 @@ def rows_of(
     rows += _lock_rows(scenario, sizes, point, capacity, pin_allowed=pin_allowed)
 
     tops = tops_of(scenario, sizes, point)
-    decode = decode_lanes(scenario, sizes, rates, batch)
     first = prefill_lanes(scenario, sizes, rates, batch, prefill.parts, ring=ring)
-    rows += _time_rows(decode, STEP, "decode", sizes, rates, point, tops, pin_required)
+    for number in range(len(sizes.contexts)):
+        unknown, prefix = STEPS[number]
+        decode = decode_lanes(scenario, sizes.at_context(number), rates, batch)
+        rows += _time_rows(decode, unknown, prefix, sizes, rates, point, tops, pin_required)
     rows += _time_rows(first, PREFILL, "prefill", sizes, rates, point, tops, pin_required)
-    rows.append(Row("max_hours", Affine.of(PREFILL) + Affine.of(STEP, float(sizes.decode_steps)) - max_seconds))
+    rows.append(Row("max_hours", objective_of(sizes) - max_seconds))
     return rows
 
 
@@ -238,5 +243,13 @@ def _lock_rows(scenario: Scenario, sizes: Sizes, point: Point, capacity: Number,
 
 
 def objective_of(sizes: Sizes) -> Affine:
-    """Seconds of one batch: prefill and n - 1 decode steps."""
-    return Affine.of(PREFILL) + Affine.of(STEP, float(sizes.decode_steps))
+    """Seconds of one batch: prefill and n - 1 decode steps, at contexts that stand for a part of them each."""
+    return total([Affine.of(PREFILL), *(Affine.of(unknown, steps) for unknown, _, steps in seconds_of(sizes))])
+
+
+def seconds_of(sizes: Sizes) -> list[tuple[str, str, float]]:
+    """Unknown, how its rows begin, and number of steps, of every context decode is priced at."""
+    return [
+        (unknown, prefix, weight * sizes.decode_steps)
+        for (unknown, prefix), (weight, _) in zip(STEPS, sizes.contexts, strict=False)
+    ]

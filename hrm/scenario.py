@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ __all__ = [
     "measure_sizes",
     "worst_prompt_tokens",
 ]
+
+DECODE_CONTEXTS = ((0.5, 8.0 / 18.0), (0.5 - 0.15**0.5, 5.0 / 18.0), (0.5 + 0.15**0.5, 5.0 / 18.0))
+"""Where in the course of decode a step is priced, and with what weight: the middle, and with it the two other nodes of
+Gauss-Legendre quadrature, exact where the seconds of a step are a polynomial of the context up to degree five."""
 
 COMPUTE_DTYPES = ("fp16", "bf16", "fp32", "fp8", "int8")
 
@@ -114,6 +118,9 @@ class Sizes:
         KV cache one request holds when it ends, mean [byte].
     kv_read_bytes_per_request : float
         KV cache one request reads in a decode step at the mean context, all layers [byte].
+    contexts : tuple of (float, float)
+        Contexts that decode is priced at: share of the steps that stands for, and KV cache one request reads in such a
+        step, all layers [byte]. The first is the mean context; it is the only one where reads do not grow.
     kv_prompt_bytes_per_request : float
         KV cache its prompt leaves [byte].
     kv_new_bytes_per_token : float
@@ -135,12 +142,17 @@ class Sizes:
     tied: bool
     kv_bytes_per_request: float
     kv_read_bytes_per_request: float
+    contexts: tuple[tuple[float, float], ...]
     kv_prompt_bytes_per_request: float
     kv_new_bytes_per_token: float
     prompt_tokens: float
     prompt_pairs_by_window: dict[int | None, float]
     decode_steps: int
     generation_length: int
+
+    def at_context(self, number: int) -> Sizes:
+        """The same where a step reads what it reads at one of `contexts`."""
+        return replace(self, kv_read_bytes_per_request=self.contexts[number][1])
 
     @property
     def weight_bytes(self) -> float:
@@ -156,8 +168,9 @@ def measure_sizes(scenario: Scenario) -> Sizes:
     prompts = np.asarray(workload.padded_prompt_lengths, dtype=np.float64)
     generated = workload.generation_length
     # Decode step t = 1..n-1 reads s + t tokens, the one it adds included: s + n/2 on average.
-    context = prompts + generated / 2.0
-    read: Any = 0.0
+    first, last = 1.0, max(1.0, generated - 1.0)
+    contexts = [prompts + first + position * (last - first) for position, _ in DECODE_CONTEXTS]
+    reads: list[Any] = [0.0 for _ in contexts]
     pairs: dict[int | None, float] = {}
     dense = 0.0
     largest = 0.0
@@ -165,9 +178,13 @@ def measure_sizes(scenario: Scenario) -> Sizes:
         layer = float(model.layer_dense_bytes(kind.is_moe, weights))
         dense += kind.count * layer
         largest = max(largest, layer)
-        read = read + kind.count * model.kv_bytes_read(context, formats.kv, kind.window)
+        for number, context in enumerate(contexts):
+            reads[number] = reads[number] + kind.count * model.kv_bytes_read(context, formats.kv, kind.window)
         reach = prompts if kind.window is None else np.minimum(prompts, kind.window)
         pairs[kind.window] = float(np.mean(prompts * reach - reach**2 / 2.0))
+    read = [float(np.mean(each)) for each in reads]
+    grows = max(read) > min(read) * (1.0 + 1e-9)
+    priced = tuple((weight, each) for (_, weight), each in zip(DECODE_CONTEXTS, read, strict=True))
     layer_expert_bytes = float(model.layer_expert_bytes(weights))
     layers = model.streamed_layers
     return Sizes(
@@ -181,7 +198,8 @@ def measure_sizes(scenario: Scenario) -> Sizes:
         lm_head_bytes=float(model.lm_head_read_bytes(weights)),
         tied=model.tie_embeddings,
         kv_bytes_per_request=float(np.mean(model.kv_bytes_stored(prompts + generated, formats.kv))),
-        kv_read_bytes_per_request=float(np.mean(read)),
+        kv_read_bytes_per_request=read[0],
+        contexts=priced if grows else ((1.0, read[0]),),
         kv_prompt_bytes_per_request=float(np.mean(model.kv_bytes_stored(prompts, formats.kv))),
         kv_new_bytes_per_token=float(model.kv_bytes_stored(1, formats.kv)),
         prompt_tokens=float(np.mean(prompts)),

@@ -216,6 +216,8 @@ def schedule_graph(layout: Layout, name: str, steps: Steps) -> TaskGraph:
         _issue(launchers, "prefill", 0, 1)
     if steps.last > steps.first:
         _issue(launchers, "decode", steps.first, steps.last)
+    for launcher in launchers:
+        launcher.finish()
     return TaskGraph(shared.tasks)
 
 

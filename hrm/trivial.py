@@ -235,6 +235,7 @@ def cpu_only_prediction(scenario: Scenario, sizes: Sizes, rates: Rates, policy: 
         sizes,
         policy,
         decode=decode,
+        decode_s=decode.seconds * sizes.decode_steps,
         prefill=prefill,
         startup_s=startup_seconds(scenario, sizes, rates, policy),
         memory=cpu_only_memory(scenario, sizes, policy),

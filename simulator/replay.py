@@ -38,11 +38,20 @@ long one takes in the steady state. The last two are left out: they have none af
 STACKS = (4, 6)
 """Repetitions per device of the two stacks that stand for a pipeline."""
 
+ENDS_A_LAYER = (Op.POST_ATTENTION, Op.EXPERTS)
+"""Tasks whose end is that of a layer; copies and writes of it may come much later."""
+
 SETTLED = 2e-4
 """Relative difference between two neighbouring repetitions below which the steady state is there."""
 
-NARROW, WIDE = 6, 9
-"""Micro-batches of the two narrow passes."""
+WIDTHS = (6, 9, 12, 15)
+"""Micro-batches of narrow passes: the first two neighbours are taken on whose line the next one lies."""
+
+LINE = 5e-5
+"""Relative difference from that line that is none."""
+
+RING_TIMES = 4
+"""So many times as wide are narrow passes with a ring of experts."""
 
 WORTH = 20
 """Micro-batches from which narrow passes are looked at instead."""
@@ -142,6 +151,7 @@ class _Run:
     durations: Durations
     sharing: Sharing | None
     tasks: int = 0
+    narrow: dict[Phase, tuple[int, int]] = field(default_factory=dict)
 
     def replay(self, layout: Layout, steps: Steps) -> tuple[TaskGraph, Trace]:
         """Graph and trace of a range of steps."""
@@ -171,25 +181,28 @@ class _Run:
         few, more = before + STACKS[0] * length, before + STACKS[1] * length
         return (few, more) if more < self.layout.num_layers else None
 
-    def few_micro_batches(self, phase: Phase) -> tuple[int, int] | None:
-        """Numbers of micro-batches of the narrow passes of a phase; None where it has few."""
-        if self.layout.micro_batches(phase) < WORTH:
-            return None
+    def widths(self, phase: Phase) -> tuple[int, ...]:
+        """Numbers of micro-batches of the narrow passes of a phase; none where it has few."""
+        # What a ring of experts holds does not grow with the batch, so its passes are straight only once they are wide.
+        times = RING_TIMES if phase == "decode" and self.layout.policy.weight_slots == "experts" else 1
+        if self.layout.micro_batches(phase) < times * WORTH:
+            return ()
         parts = self.layout.gpus if self.layout.pipelined else 1
-        return -(-NARROW // parts) * parts, -(-WIDE // parts) * parts
+        found = tuple(dict.fromkeys(-(-times * width // parts) * parts for width in WIDTHS))
+        return found if len(found) > 1 else ()
 
     def few_of_prefill(self, layout: Layout) -> Layout:
         """The layout with no more micro-batches of prefill than there are of decode, or than is narrow."""
         if layout.only_micro_batches is not None or layout.pipelined:
             return layout
-        return replace(layout, only_micro_batches=max(layout.every_micro_batch("decode"), WIDE))
+        return replace(layout, only_micro_batches=max(layout.every_micro_batch("decode"), WIDTHS[1]))
 
     def extrapolate(self, phase: Phase, measure: Callable[[Layout, Repeated], _Step | None]) -> _Step:
         """What the whole pass of a phase measures, from short and narrow ones.
 
         `measure` gives None where a short pass has not reached the steady state; then a longer one is tried.
         """
-        micro = self.few_micro_batches(phase)
+        widths, passes = self.widths(phase), dict[int, _Step]()
 
         def over_layers(only: int | None) -> _Step:
             if self.layout.pipelined:
@@ -213,10 +226,22 @@ class _Run:
             assert found is not None  # nothing stands for anything else
             return found
 
-        if micro is None:
+        def narrow(width: int) -> _Step:
+            if width not in passes:
+                passes[width] = over_layers(width)
+            return passes[width]
+
+        if not widths:
             return over_layers(None)
-        narrow, wide = (over_layers(count) for count in micro)
-        return narrow.towards(wide, (self.layout.micro_batches(phase) - micro[0]) / (micro[1] - micro[0]))
+        if phase not in self.narrow:
+            self.narrow[phase] = widths[-2], widths[-1]
+            for first, second, third in zip(widths, widths[1:], widths[2:], strict=False):
+                line = narrow(first).towards(narrow(second), (third - first) / (second - first)).seconds
+                if abs(narrow(third).seconds - line) <= LINE * line:
+                    self.narrow[phase] = first, second
+                    break
+        first, second = self.narrow[phase]
+        return narrow(first).towards(narrow(second), (self.layout.micro_batches(phase) - first) / (second - first))
 
 
 def pass_seconds(
@@ -237,7 +262,7 @@ def pass_seconds(
                 ended = max(ended, span.end_s)
             elif name.step == step - 1:
                 begun = max(begun, span.end_s)
-        elif repeated.times and name.step == step and name.layer < repeated.last and name.micro_batch is not None:
+        elif repeated.times and name.step == step and name.layer < repeated.last and name.op in ENDS_A_LAYER:
             layers[name.layer] = max(layers.get(name.layer, 0.0), span.end_s)
     if not repeated.times:
         return ended - begun
@@ -376,8 +401,8 @@ def short_step(
 ) -> tuple[TaskGraph, Trace]:
     """The same as `step_trace`, of few layers and micro-batches where the model has more: quick for any plan."""
     run = _start(scenario, policy, schedule, contention=contention, wrap=wrap)
-    micro, repeated = run.few_micro_batches("decode"), next(run.short_passes())
-    layout = replace(run.layout, only_layers=repeated.short, only_micro_batches=None if micro is None else micro[1])
+    widths, repeated = run.widths("decode"), next(run.short_passes())
+    layout = replace(run.layout, only_layers=repeated.short, only_micro_batches=widths[1] if widths else None)
     steps = around(step, scenario.workload.generation_length - 1)
     graph, trace = run.replay(layout, steps)
     return graph, replace(trace, memory=holds_over_time(graph, trace.spans, held_before(layout, steps)))
@@ -468,11 +493,26 @@ def _few_passes(run: _Run, steps: int) -> tuple[float, float, _Step]:
         """Sum over steps low .. high - 1."""
         if high - low <= 1:
             return at(low) if high > low else 0.0
+        if bends_little(low, high):
+            return trapezium(low, high)
         middle = (low + high) // 2
         straight = (at(low) * (high - middle) + at(high) * (middle - low)) / (high - low)
         if abs(at(middle) - straight) * (high - low) <= STRAIGHT * at(middle) * steps:
             return trapezium(low, middle) + trapezium(middle, high)
         return between(low, middle) + between(middle, high)
+
+    def bends_little(low: int, high: int) -> bool:
+        """Whether the lines on both sides, drawn on, leave no room for a bend between them that matters."""
+        before = max((step for step in known if 0 < step < low), default=None)
+        after = min((step for step in known if high < step < steps - 1), default=None)
+        if before is None or after is None:
+            return False
+        slopes = [(at(end) - at(start)) / (end - start) for start, end in ((before, low), (low, high), (high, after))]
+        one, other = slopes[1] - slopes[0], slopes[2] - slopes[1]
+        if one * other < 0.0:  # neither all the way up nor all the way down
+            return False
+        bend = one * other / (one + other) * (high - low) if one + other else 0.0
+        return abs(bend) * (high - low) <= 0.5 * STRAIGHT * at(low) * steps
 
     def trapezium(low: int, high: int) -> float:
         """Sum over steps low .. high - 1 of a straight line through both ends."""
@@ -498,8 +538,8 @@ def _few_passes(run: _Run, steps: int) -> tuple[float, float, _Step]:
     prefill = run.extrapolate("prefill", prefilled).seconds
     if not steps:
         return prefill, 0.0, _Step(0.0)
-    first = run.extrapolate("decode", first_step).seconds
     shown = measured(steps // 2)
+    first = run.extrapolate("decode", first_step).seconds
     if steps < 4:
         return prefill, first + sum(at(step) for step in range(1, steps)), shown
     return prefill, first + between(1, steps - 2) + at(steps - 2) + at(steps - 1), shown

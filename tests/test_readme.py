@@ -198,6 +198,8 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "hardware check",
         "models",
         "models show",
+        "validate published",
+        "fit",
     )
     negations = negations_of("plan") | negations_of("simulate")
     known = {option for command in commands for option in options_of(command)} | negations | HELP
@@ -237,6 +239,21 @@ def test_sweep_options_are_documented() -> None:
     assert options_of("sweep") <= documented
     columns = {word for row in rows["column | what it holds"] for word in code_words(row[0])}
     assert columns == set(importlib.import_module("simulator.sweep_table").COLUMNS)
+
+
+def test_validate_options_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | in a validation"] for word in code_words(row[0])}
+    assert options_of("validate published") == documented
+
+
+def test_fit_options_and_keys_are_documented() -> None:
+    rows = tables(CLI)
+    assert options_of("fit") == {word for row in rows["option | in a fit"] for word in code_words(row[0])}
+    keys = {word for row in rows["key of `hrm fit` | what it is"] for word in code_words(row[0])}
+    found = json.loads(run_hrm("fit", "--components", "t4", "--json"))
+    assert keys == set(found)
+    constant = next(code_words(row[1]) for row in rows["key of `hrm fit` | what it is"] if row[0] == "`constants`")
+    assert set(constant) == set(found["constants"]["t4.gpu_flops"])
 
 
 def test_roofline_options_are_documented() -> None:

@@ -20,6 +20,9 @@ SKY, PURPLE, YELLOW, BLACK, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#000000", "
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, BLACK, GREY)
 HATCHES = ("", "////", "....", "xxxx")
 
+PREFILL = "prefill: "
+"""How parts of prefill are named: in the colour of the same part of decode, hatched."""
+
 SYSTEM_STYLES = {
     "MoE-Lightning": (BLUE, "o"),
     "MoE-Lightning(p)": (SKY, "D"),
@@ -35,6 +38,9 @@ MODEL_COLOURS = {
     "full": BLUE,
     "simulated": GREEN,
 }
+LEAST_ERROR = 0.005
+"""What smaller errors are drawn as on a logarithmic axis."""
+
 LONGEST_BAR = 2.0
 """Errors above 200 % are cut there, with their value beside the bar: the others would not be seen."""
 
@@ -164,7 +170,7 @@ def draw_errors(document: Mapping[str, Any]) -> Figure:
 
 
 def draw_shares(shares: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """Share of each term in the time of every row, stacked.
+    """Share of each term in the time of every row, stacked; those of prefill first, and hatched.
 
     Parameters
     ----------
@@ -174,18 +180,21 @@ def draw_shares(shares: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) 
         What to write for a row, by id.
     """
     names = list(dict.fromkeys(name for entry in shares for name in entry["terms"]))
-    figure = _figure(10.4, 0.2 * len(shares) + 1.3 + 0.22 * math.ceil(len(names) / 5))
+    names.sort(key=lambda name: not name.startswith(PREFILL))  # of every bar, first things first
+    parts = list(dict.fromkeys(name.partition(": ")[2] or name for name in names))
+    figure = _figure(10.4, 0.2 * len(shares) + 1.3 + 0.22 * math.ceil(len(names) / 4))
     axes = figure.subplots()
     left = [0.0] * len(shares)
-    for index, name in enumerate(names):
+    for name in names:
+        place = parts.index(name.partition(": ")[2] or name)
         width = [float(entry["terms"].get(name, 0.0)) for entry in shares]
         axes.barh(
             range(len(shares)),
             width,
             left=left,
             height=0.8,
-            color=COLOURS[index % len(COLOURS)],
-            hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
+            color=COLOURS[place % len(COLOURS)],
+            hatch=HATCHES[1] if name.startswith(PREFILL) else HATCHES[2 * (place // len(COLOURS)) % len(HATCHES)],
             edgecolor="white",
             linewidth=0.4,
             label=name,
@@ -197,7 +206,7 @@ def draw_shares(shares: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) 
     axes.set_xticks(ticks, [f"{tick * 100:.0f}" for tick in ticks])
     axes.set_xlabel("share of the row's time [%]")
     _frame(axes)
-    figure.legend(loc="outside upper center", ncols=min(5, max(1, len(names))), frameon=False)
+    figure.legend(loc="outside upper center", ncols=min(4, max(1, len(names))), frameon=False, fontsize=8.5)
     return figure
 
 
@@ -212,7 +221,7 @@ def draw_terms(terms: Sequence[Mapping[str, Any]]) -> Figure:
     figure = _figure(10.4, 0.42 * len(terms) + 1.4)
     axes = figure.subplots()
     for place, entry in enumerate(terms):
-        before, after = float(entry["error_without"]), float(entry["error_with"])
+        before, after = (max(LEAST_ERROR, float(entry[key])) for key in ("error_without", "error_with"))
         better = after <= before
         axes.plot([before, after], [place, place], color=BLUE if better else VERMILLION, linewidth=2.5, zorder=1)
         without = axes.scatter([before], [place], s=46, facecolors="white", edgecolors=BLACK, zorder=2)
@@ -229,10 +238,13 @@ def draw_terms(terms: Sequence[Mapping[str, Any]]) -> Figure:
             figure.legend(
                 [without, with_it], ["without the term", "with it"], loc="outside upper center", ncols=2, frameon=False
             )
-    most = max([0.1, *(max(float(each["error_without"]), float(each["error_with"])) for each in terms)])
+    ends = [max(LEAST_ERROR, float(each[key])) for each in terms for key in ("error_without", "error_with")]
+    low, high = min(0.1, *ends) / 1.3, max(0.1, *ends) * 2.2
     axes.set_yticks(range(len(terms)), [str(entry["term"]) for entry in terms])
-    axes.set(ylim=(len(terms) - 0.4, -0.6), xlim=(0, most * 1.2))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}")
+    axes.set(xscale="log", ylim=(len(terms) - 0.4, -0.6), xlim=(low, high))
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if low < tick < high]
+    axes.set_xticks(ticks, [f"{100 * tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("median |predicted / measured − 1| [%]")
     _frame(axes)
     return figure
@@ -264,7 +276,16 @@ def draw_constants(constants: Sequence[Mapping[str, Any]]) -> Figure:
                 )
             else:
                 (handles["90 % interval"],) = axes.plot(ends, [place, place], color=BLUE, linewidth=2.5, zorder=2)
-        handles["fitted value"] = axes.scatter([1.0], [place], s=40, c=BLUE, edgecolors="white", zorder=3)
+        known = entry.get("status", "fitted") == "fitted"
+        name = "fitted value" if known else "public value, not identified by the rows"
+        handles[name] = axes.scatter(
+            [1.0],
+            [place],
+            s=40,
+            zorder=3,
+            facecolors=BLUE if known else "white",
+            edgecolors="white" if known else BLACK,
+        )
     limit = min(10.0, max(reach)) * 1.1
     axes.axvline(1.0, color=BLACK, linewidth=0.8, zorder=0)
     names = [f"{entry.get('component', '')} {entry['name']}".strip() for entry in constants]
@@ -273,9 +294,9 @@ def draw_constants(constants: Sequence[Mapping[str, Any]]) -> Figure:
     ticks = [tick for tick in (0.1, 0.2, 0.33, 0.5, 1, 2, 3, 5, 10) if 1 / limit < tick < limit]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("relative to the fitted value")
+    axes.set_xlabel("relative to the value used")
     _frame(axes)
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 

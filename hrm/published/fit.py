@@ -31,6 +31,9 @@ SPAN = 3.0
 
 NORMAL_90 = 1.6449
 
+UNKNOWN = 1e-6
+"""Added to the information on every constant: where rows say nothing its interval is wide, not missing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
@@ -103,7 +106,11 @@ def usable_rows(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def fit_constants(rows: Sequence[Row], names: Sequence[str] = tuple(CONSTANTS)) -> Fitted:
+def fit_constants(
+    rows: Sequence[Row],
+    names: Sequence[str] = tuple(CONSTANTS),
+    predict: Callable[[Row, Values], float] | None = None,
+) -> Fitted:
     """Fit constants to rows.
 
     Parameters
@@ -112,6 +119,8 @@ def fit_constants(rows: Sequence[Row], names: Sequence[str] = tuple(CONSTANTS)) 
         Measured rows (`usable_rows`).
     names : sequence of str
         Constants that may move; the others keep their public values.
+    predict : callable, optional
+        (row, constants) -> token/s, which is what is fitted; the full model by default.
 
     Raises
     ------
@@ -128,7 +137,7 @@ def fit_constants(rows: Sequence[Row], names: Sequence[str] = tuple(CONSTANTS)) 
     intervals: dict[str, tuple[float, float]] = {}
     while True:
         moving = [name for name in wanted if status[name] == "fitted"]
-        values, spread, correlation, touched = _least_squares(rows, moving)
+        values, spread, correlation, touched = _least_squares(rows, moving, predict or _full_rate)
         for name in moving:
             intervals[name] = (values[name] / spread[name], values[name] * spread[name])
         untouched = [name for name in moving if name not in touched]
@@ -150,8 +159,12 @@ def fit_constants(rows: Sequence[Row], names: Sequence[str] = tuple(CONSTANTS)) 
     return Fitted(constants=tuple(found), correlation=correlation, rows=tuple(row.id for row in rows))
 
 
+def _full_rate(row: Row, values: Values) -> float:
+    return full_row(row, values).tokens_per_s
+
+
 def _least_squares(
-    rows: Sequence[Row], names: Sequence[str]
+    rows: Sequence[Row], names: Sequence[str], predict: Callable[[Row, Values], float]
 ) -> tuple[dict[str, float], dict[str, float], npt.NDArray[np.float64], set[str]]:
     """Values, factor of the 90 % interval to either side, correlation, and which constants any row depends on."""
     from scipy.optimize import least_squares
@@ -165,22 +178,24 @@ def _least_squares(
 
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values = {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
-        predicted = np.array([full_row(row, values).tokens_per_s for row in rows], dtype=np.float64)
+        predicted = np.array([predict(row, values) for row in rows], dtype=np.float64)
         found: npt.NDArray[np.float64] = np.log(predicted / measured)
         return found
 
     found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=SOFT, diff_step=1e-3)
     values = {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
     touched = {name for name, column in zip(names, np.abs(found.jac).max(axis=0), strict=True) if column > 1e-6}
-    freedom = max(1, len(rows) - len(names))
-    covariance = np.linalg.pinv(found.jac.T @ found.jac) * 2.0 * found.cost / freedom
-    deviation = np.sqrt(np.clip(np.diag(covariance), 0.0, None))
+    freedom = len(rows) - len(touched)
+    # As many constants as rows leave no residual to judge by: then each row is taken to be as wrong as `SOFT`.
+    variance = 2.0 * found.cost / freedom if freedom > 0 else SOFT**2
+    inverse = np.linalg.inv(found.jac.T @ found.jac + UNKNOWN * np.eye(len(names)))
+    scale = np.sqrt(np.diag(inverse))
+    deviation = scale * math.sqrt(variance)
     spread = {
         name: math.exp(min(50.0, NORMAL_90 * float(each))) if name in touched else math.inf
         for name, each in zip(names, deviation, strict=True)
     }
-    safe = np.where(deviation > 0.0, deviation, 1.0)
-    return values, spread, covariance / np.outer(safe, safe), touched
+    return values, spread, inverse / np.outer(scale, scale), touched
 
 
 def cross_validate(

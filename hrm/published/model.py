@@ -1,7 +1,8 @@
 """The full cost model for a row that was measured: the policy that ran, on the machine as the system used it.
 
 Decode and prefill come from `hrm.prediction`; a system whose lanes do not overlap takes their sum instead of the
-busiest one, and one that gathers weights copies them to every GPU (`hrm.published.systems`).
+busiest one, and one that gathers weights copies them to every GPU (`hrm.published.systems`). A row is made into a `Run`
+first, in which any piece of the model can be exchanged before it is priced (`hrm.published.terms`).
 """
 
 from __future__ import annotations
@@ -10,21 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hrm.errors import HrmError, InputError
-from hrm.paper_cost import paper_terms
-from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import Prediction, predict
-from hrm.published.constants import Values
-from hrm.published.policies import RowPolicy, published_policy, room_for_weights
+from hrm.published.constants import CONSTANTS, Values
+from hrm.published.policies import RowPolicy, published_policy
 from hrm.published.rows import Row
 from hrm.published.settings import System, find_setting, find_system, scenario_of
-from hrm.published.systems import behaviour_of, profile_for
+from hrm.published.systems import Behaviour, behaviour_of, profile_for
+from hrm.published.unpublished import choose_policy, is_unpublished
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
-from hrm.search import find_policy
 
-__all__ = ["FullRow", "full_row", "policy_of_row", "scenario_for"]
+__all__ = ["FullRow", "Run", "constants_of_row", "full_row", "policy_of_row", "price_run", "run_of_row", "scenario_for"]
 
 NOT_A_LANE = ("cpu_memory",)
 """What several lanes draw on; it does nothing by itself."""
@@ -60,6 +58,16 @@ class FullRow:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A row as the full cost model sees it: requests on a machine, the policy, and how the system runs a pass."""
+
+    scenario: Scenario
+    policy: Policy
+    behaviour: Behaviour
+    note: str = ""
+
+
 def scenario_for(row: Row, values: Values, *, num_requests: int) -> Scenario:
     """The row's requests on its machine as its system used it, with these constants."""
     profile = profile_for(find_setting(row), find_system(row), values)
@@ -69,7 +77,8 @@ def scenario_for(row: Row, values: Values, *, num_requests: int) -> Scenario:
 def policy_of_row(row: Row) -> tuple[Policy, str]:
     """The policy that ran, in full, and what of it was not published.
 
-    A MoE-Lightning row without a micro-batch runs the plan that the planner finds for its N, with public values.
+    Where its micro-batch or its batch was not published, one is chosen (`hrm.published.unpublished`), with public
+    values of the constants, and the note says so.
 
     Raises
     ------
@@ -77,50 +86,18 @@ def policy_of_row(row: Row) -> tuple[Policy, str]:
         The row has no policy; the message says why.
     """
     system = find_system(row)
-    if row.micro_batch_size is None and row.batch_size is not None and system.schedule == "cgopipe":
-        return _planned(row, row.batch_size)
+    if is_unpublished(row, system):
+        return _chosen(row, system)
     published = published_policy(row)
     return _whole_policy(row, system, published), published.note
 
 
-@lru_cache(maxsize=64)
-def _planned(row: Row, batch_size: int) -> tuple[Policy, str]:
-    """The best plan for N among the authors' grid of micro-batches: those that divide N and fit their GPU limit.
-
-    Every published policy of theirs is one of these.
-    """
-    scenario = scenario_for(row, {}, num_requests=batch_size)
-    terms = paper_terms(scenario_of(row, profile=find_setting(row).authors_profile, num_requests=batch_size))
-    best: tuple[float, Policy] | None = None
-    reason: HrmError | None = None
-    for mu in (*range(1, 5), *range(36, batch_size + 1, 32)):
-        if batch_size % mu or room_for_weights(terms, float(mu), float(batch_size)) < 0:
-            continue
-        pins = Pins(
-            batch_size=batch_size,
-            micro_batch_size=mu,
-            attention_on_gpu=False,
-            ffn_on_gpu=True,
-            weights_on_disk=0.0,
-            kv_on_disk=0.0,
-            weight_slots=2,
-            pin_weights=False,
-        )
-        try:
-            found = find_policy(scenario, pins, max_hours=1000.0)
-        except HrmError as error:
-            reason = error
-            continue
-        rate = found.prediction.throughput_tokens_per_s
-        if best is None or rate > best[0]:
-            best = (rate, found.policy)
-    if best is None:
-        raise reason or InputError("no micro-batch of the authors' grid divides its N", where=row.id)
-    policy = best[1]
-    return policy, (
-        f"mu = {policy.micro_batch_size}, n_ub = {policy.num_micro_batches}: this planner's plan for its N over the "
-        "authors' grid of micro-batches"
-    )
+@lru_cache(maxsize=256)
+def _chosen(row: Row, system: System) -> tuple[Policy, str]:
+    policy, note = choose_policy(row, system, lambda requests: scenario_for(row, {}, num_requests=requests))
+    if isinstance(policy, RowPolicy):
+        return _whole_policy(row, system, policy), note
+    return policy, note
 
 
 def _whole_policy(row: Row, system: System, published: RowPolicy) -> Policy:
@@ -159,15 +136,57 @@ def full_row(row: Row, values: Values) -> FullRow:
     InputError, InfeasibleError
         The row cannot be predicted; the message says why.
     """
-    system = find_system(row)
+    known = tuple((name, float(values[name])) for name in constants_of_row(row) if name in values)
+    return _full_row(row, known)
+
+
+@lru_cache(maxsize=8192)
+def _full_row(row: Row, values: tuple[tuple[str, float], ...]) -> FullRow:
+    """Once for each set of the constants that the row depends on: a fit moves one at a time."""
+    return price_run(run_of_row(row, dict(values)))
+
+
+def constants_of_row(row: Row) -> tuple[str, ...]:
+    """Names of the constants that a row depends on.
+
+    Raises
+    ------
+    InputError
+        Its setting or its system is not known.
+    """
+    setting, system = find_setting(row), find_system(row)
+    own = f"{system.family}.gpu_flops"
+    wanted = [
+        own if own in CONSTANTS else f"{setting.gpu}.gpu_flops",
+        f"{system.family}.copies" if behaviour_of(system).own_copy_path else f"{setting.host}.link",
+        f"{system.family}.overhead",
+        f"{system.name}.cpu_attention",
+    ]
+    return tuple(name for name in wanted if name in CONSTANTS)
+
+
+def run_of_row(row: Row, values: Values) -> Run:
+    """A row with these constants, ready to be priced.
+
+    Raises
+    ------
+    InputError, InfeasibleError
+        The row cannot be predicted; the message says why.
+    """
     policy, note = policy_of_row(row)
     scenario = scenario_for(row, values, num_requests=policy.batch_size)
+    return Run(scenario=scenario, policy=policy, behaviour=behaviour_of(find_system(row)), note=note)
+
+
+def price_run(run: Run) -> FullRow:
+    """Seconds of a run, and what sets them."""
+    scenario, policy, behaviour = run.scenario, run.policy, run.behaviour
     sizes, rates = measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats)
     found = predict(scenario, sizes, rates, policy)
-    prefill = _as_it_runs(found, "prefill", system, scenario, policy)
-    decode = _as_it_runs(found, "decode", system, scenario, policy)
+    prefill, decode = _as_it_runs(found, "prefill", run), _as_it_runs(found, "decode", run)
     steps = float(sizes.decode_steps)
-    prefill_s, step_s = _pass_seconds(prefill, found, "prefill", system), _pass_seconds(decode, found, "decode", system)
+    prefill_s = _pass_seconds(prefill, found, "prefill", behaviour)
+    step_s = _pass_seconds(decode, found, "decode", behaviour)
     decode_s = steps * step_s
     longer, lanes = ("prefill", prefill) if prefill_s > decode_s else ("decode", decode)
     binds = max(lanes, key=lambda lane: lanes[lane])
@@ -178,21 +197,22 @@ def full_row(row: Row, values: Values) -> FullRow:
         layer_s=step_s / scenario.model.n_layers,
         prefill_lanes=prefill,
         decode_lanes={lane: steps * seconds for lane, seconds in decode.items()},
-        bottleneck=f"{longer}: {binds}" + ("" if behaviour_of(system).overlaps else ", of a sum"),
-        note=note,
+        bottleneck=f"{longer}: {binds}" + ("" if behaviour.overlaps else ", of a sum"),
+        note=run.note,
     )
 
 
-def _as_it_runs(found: Prediction, phase: str, system: System, scenario: Scenario, policy: Policy) -> dict[str, float]:
+def _as_it_runs(found: Prediction, phase: str, run: Run) -> dict[str, float]:
     """Seconds of every lane, weights copied as often as the system copies them [s]."""
+    scenario, policy = run.scenario, run.policy
     passed = found.prefill if phase == "prefill" else found.decode
     lanes = {lane: seconds for lane, seconds in passed.lanes.items() if lane not in NOT_A_LANE}
     gpus = scenario.profile.gpu.count
-    if gpus > 1 and system.parallelism == "pipeline" and phase == "prefill":
+    if gpus > 1 and policy.parallelism == "pipeline" and phase == "prefill":
         # One pass of every part of the batch: while the first GPU begins the last ones wait, and the other way round.
         parts = float(min(gpus, -(-policy.batch_size // policy.prefill_micro_batch_size)))
         lanes = {lane: seconds * (parts + gpus - 1.0) / parts for lane, seconds in lanes.items()}
-    if gpus > 1 and behaviour_of(system).gathers_weights:
+    if gpus > 1 and run.behaviour.gathers_weights:
         sizes = measure_sizes(scenario)
         moved = found.decode.bytes_moved["host_to_device"]
         weights = min(moved, sizes.streamed_bytes)
@@ -200,9 +220,9 @@ def _as_it_runs(found: Prediction, phase: str, system: System, scenario: Scenari
     return lanes
 
 
-def _pass_seconds(lanes: Mapping[str, float], found: Prediction, phase: str, system: System) -> float:
+def _pass_seconds(lanes: Mapping[str, float], found: Prediction, phase: str, behaviour: Behaviour) -> float:
     passed = found.prefill if phase == "prefill" else found.decode
-    if not behaviour_of(system).overlaps:
+    if not behaviour.overlaps:
         return sum(lanes.values())
     if max(lanes.values()) <= max(passed.lanes.values()):
         return passed.seconds  # the model's own, with what no lane shows

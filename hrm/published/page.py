@@ -1,10 +1,12 @@
 """The validation report: one HTML page that needs nothing else, no network and no other file.
 
-It shows the document of `hrm.published.document`, and three sections more where the document has them:
+It shows the document of `hrm.published.document`, and more sections where the document has them:
 
 - ``shares``: ``[{"id", "terms": {name: share of the row's time}}]``
 - ``terms``: ``[{"term", "error_without", "error_with"}]``, medians over all rows, in the order terms are switched on
 - ``constants``: ``[{"component", "name", "value", "unit", "low", "high", "public_low", "public_high", "source"}]``
+- ``correlation``, ``kernels``, and in ``summary`` ``gates``, ``in_sample``, ``cross_validation`` and ``phases``: as
+  `hrm.published.validation` makes them
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hrm.published.figures import draw_constants, draw_errors, draw_scatter, draw_shares, draw_terms, shown_models
+from hrm.published.page_sections import correlation_table, folds_table, gates_table, kernel_tables, phases_table
 from hrm.published.page_tables import (
     constants_table,
     differences_table,
@@ -44,6 +47,13 @@ td:first-child, th:first-child { position: sticky; left: 0; background: #fff; }
 """
 
 
+TERMS_NOTE = (
+    "From the top: Eq. 12's form in this model's counting (decode alone, datasheet peaks, the busiest lane), and each "
+    "term switched on after those above it. What a term does depends on those before it, so the table also leaves each "
+    "out of the whole model alone: over all rows, and over those it changes by more than 1 %."
+)
+
+
 def render_page(document: Mapping[str, Any], *, title: str = "Predicted and measured") -> str:
     """The whole page as HTML text.
 
@@ -69,10 +79,23 @@ def render_page(document: Mapping[str, Any], *, title: str = "Predicted and meas
         if any(row.get("interval") for row in rows):
             parts.append(note_line("Thin vertical lines are the 80 % intervals of the full cost model."))
         parts += [_head("Error by system and setting"), figure_svg(draw_errors(document)), *error_tables(document)]
-    parts += _section(document, "terms", "What Eq. 12 leaves out, by how much", draw_terms, terms_table)
+    summary = document.get("summary") or {}
+    if summary.get("gates"):
+        parts += [_head("Bars"), gates_table(summary["gates"])]
+    if summary.get("cross_validation"):
+        parts += [_head("In sample and cross-validated"), folds_table(summary)]
+    if document.get("terms"):
+        terms = document["terms"]
+        parts += [_head("What Eq. 12 leaves out, by how much"), note_line(TERMS_NOTE)]
+        parts += [figure_svg(draw_terms(terms)), terms_table(terms)]
     parts += _section(document, "shares", "Where the time of each row goes", lambda rows: _shares(rows, document), None)
     parts += _section(document, "constants", "Constants, with their 90 % intervals", draw_constants, constants_table)
-    summary = document.get("summary") or {}
+    if document.get("correlation"):
+        parts.append(correlation_table(document["correlation"]))
+    if document.get("kernels"):
+        parts += [_head("Kernels"), *kernel_tables(document["kernels"])]
+    if summary.get("phases"):
+        parts += [_head("Decode and prefill, each as the models have it"), phases_table(summary["phases"])]
     if summary.get("differences"):
         parts += [_head("Decode and prefill, by difference"), differences_table(summary["differences"])]
     if summary.get("speed_ups"):

@@ -11,10 +11,14 @@ from hrm.published.figures import shown_models
 from hrm.published.scores import Scored, group_scores, summarise
 
 __all__ = [
+    "Column",
     "constants_table",
     "differences_table",
     "error_tables",
+    "html_table",
     "note_line",
+    "number_text",
+    "percent_text",
     "rows_table",
     "speed_up_table",
     "terms_table",
@@ -28,7 +32,7 @@ def note_line(text: str) -> str:
     return f'<p class="note">{html.escape(text)}</p>'
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Cells are texts, escaped here; a last column called `note` may be long."""
 
     def cell(tag: str, text: str, column: Column) -> str:
@@ -56,32 +60,32 @@ def error_tables(document: Mapping[str, Any]) -> list[str]:
                 MODELS[model],
                 str(summary.count),
                 str(summary.missed),
-                _percent(summary.median_error),
-                _percent(summary.p90_error),
-                _percent(summary.mean_error),
-                _percent(summary.bias, signed=True),
-                f"{summary.worst_id} ({_percent(summary.worst_error)})",
-                _percent((entry.get("order") or {}).get("share")),
-                _percent((entry.get("order_within_system") or {}).get("share")),
-                _percent(interval.get("coverage")),
-                _number(interval.get("mean_width")),
+                percent_text(summary.median_error),
+                percent_text(summary.p90_error),
+                percent_text(summary.mean_error),
+                percent_text(summary.bias, signed=True),
+                f"{summary.worst_id} ({percent_text(summary.worst_error)})",
+                percent_text((entry.get("order") or {}).get("share")),
+                percent_text((entry.get("order_within_system") or {}).get("share")),
+                percent_text(interval.get("coverage")),
+                number_text(interval.get("mean_width")),
             ]
         )
     heads = ("prediction", "n", "missed", "median", "p90", "mean", "bias", "worst row")
     more = ("pairs in order", "of one system", "in the interval", "high / low")
-    first = _table([(name, name not in ("prediction", "worst row")) for name in heads + more], overall)
+    first = html_table([(name, name not in ("prediction", "worst row")) for name in heads + more], overall)
     groups = {model: group_scores(rows, _system_and_setting) for model, rows in scored.items()}
     names = sorted(next(iter(groups.values()), {}))
     by_group = [
         [
             *name,
             str(summarise(groups[models[0]][name]).count),
-            *(_percent(summarise(groups[model][name]).median_error) for model in models),
+            *(percent_text(summarise(groups[model][name]).median_error) for model in models),
         ]
         for name in names
     ]
     columns = [("system", False), ("setting", False), ("n", True), *((MODELS[model], True) for model in models)]
-    return [first, note_line("Median error by system and setting:"), _table(columns, by_group)]
+    return [first, note_line("Median error by system and setting:"), html_table(columns, by_group)]
 
 
 def _system_and_setting(scored: Scored) -> tuple[str, str]:
@@ -89,16 +93,30 @@ def _system_and_setting(scored: Scored) -> tuple[str, str]:
 
 
 def terms_table(terms: Sequence[Mapping[str, Any]]) -> str:
+    """Each term switched on in turn; and, where the document has it, left out of the full model alone."""
     rows = [
         [
             str(entry["term"]),
-            _percent(entry["error_without"]),
-            _percent(entry["error_with"]),
+            percent_text(entry["error_without"]),
+            percent_text(entry["error_with"]),
             _points(entry["error_with"] - entry["error_without"]),
+            percent_text(entry.get("error_left_out")),
+            str(entry.get("rows", "")),
+            percent_text(entry.get("touched_left_out")),
+            percent_text(entry.get("touched_full")),
         ]
         for entry in terms
     ]
-    return _table([("term", False), ("median without", True), ("median with", True), ("change", True)], rows)
+    heads = (
+        "median without",
+        "median with",
+        "change",
+        "left out alone",
+        "rows it touches",
+        "those without",
+        "those with",
+    )
+    return html_table([("term", False), *((head, True) for head in heads)], rows)
 
 
 def constants_table(constants: Sequence[Mapping[str, Any]]) -> str:
@@ -106,9 +124,9 @@ def constants_table(constants: Sequence[Mapping[str, Any]]) -> str:
         [
             str(entry.get("component", "")),
             str(entry["name"]),
-            f"{_number(entry['value'])} {entry.get('unit') or ''}".strip(),
-            _range(entry.get("low"), entry.get("high")),
-            _range(entry.get("public_low"), entry.get("public_high")),
+            _quantity(entry["value"], entry.get("unit") or ""),
+            _quantity_range(entry.get("low"), entry.get("high"), entry.get("unit") or ""),
+            _quantity_range(entry.get("public_low"), entry.get("public_high"), entry.get("unit") or ""),
             str(entry.get("source") or ""),
         ]
         for entry in constants
@@ -120,7 +138,7 @@ def constants_table(constants: Sequence[Mapping[str, Any]]) -> str:
         ("90 % interval", True),
         ("public range", True),
     ]
-    return _table([*heads, ("note", False)], rows)
+    return html_table([*heads, ("note", False)], rows)
 
 
 def differences_table(differences: Sequence[Mapping[str, Any]]) -> str:
@@ -130,14 +148,16 @@ def differences_table(differences: Sequence[Mapping[str, Any]]) -> str:
         ids = " / ".join(", ".join(entry[key]) for key in ("short_ids", "long_ids"))
         for name, key in (("decode, per layer and step", "layer_s"), ("prefill", "prefill_s")):
             seconds = entry["measured"][key]
-            cells = [f"{_number(seconds)} s"]
+            cells = [f"{number_text(seconds)} s"]
             for model in models:
                 value = (entry["predicted"].get(model) or {}).get(key)
-                ratio = f" ({_percent(value / seconds - 1, signed=True)})" if value is not None and seconds > 0 else ""
-                cells.append("" if value is None else f"{_number(value)} s{ratio}")
+                ratio = (
+                    f" ({percent_text(value / seconds - 1, signed=True)})" if value is not None and seconds > 0 else ""
+                )
+                cells.append("" if value is None else f"{number_text(value)} s{ratio}")
             rows.append([ids, name, *cells])
     columns = [("rows", False), ("phase", False), ("measured", True), *((MODELS[model], True) for model in models)]
-    return _table(columns, rows)
+    return html_table(columns, rows)
 
 
 def speed_up_table(speed_ups: Sequence[Mapping[str, Any]]) -> str:
@@ -160,7 +180,7 @@ def speed_up_table(speed_ups: Sequence[Mapping[str, Any]]) -> str:
         ("measured", True),
         *((MODELS[model], True) for model in models),
     ]
-    return _table(columns, rows)
+    return html_table(columns, rows)
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
@@ -169,11 +189,11 @@ def rows_table(rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
     lines = []
     for row in rows:
         measured, predicted = row.get("measured"), row.get("predicted", {})
-        cells = [row["id"], *(_plain(row.get(key)) for key in described), _number(measured)]
+        cells = [row["id"], *(_plain(row.get(key)) for key in described), number_text(measured)]
         for model in models:
             value = predicted.get(model)
             ratio = f" ({value / measured:.2f}x)" if value is not None and measured else ""
-            cells.append(_number(value) + ratio)
+            cells.append(number_text(value) + ratio)
         interval = row.get("interval")
         cells.append(_range(*interval) if interval else "")
         lines.append([*cells, row.get("bottleneck") or "", row.get("note") or ""])
@@ -181,7 +201,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
     columns: list[Column] = [("id", False), *((key, key not in words) for key in described), ("measured", True)]
     columns += [(MODELS[model], True) for model in models]
     columns += [("80 % interval", True), ("bottleneck", False), ("note", False)]
-    return _table(columns, lines)
+    return html_table(columns, lines)
 
 
 def _plain(value: object) -> str:
@@ -192,14 +212,14 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """Four significant figures, without an exponent where that can be read."""
     if value is None or value != value:
         return ""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def _percent(share: float | None, *, signed: bool = False) -> str:
+def percent_text(share: float | None, *, signed: bool = False) -> str:
     if share is None or share != share:
         return ""
     if share == float("inf"):
@@ -211,6 +231,22 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f} points".replace("-", "−")
 
 
+UNITS = {"byte/s": (1e-9, "GB/s"), "s": (1e3, "ms"), "": (100.0, "%")}
+"""What a person reads a quantity in; other units stand as they are."""
+
+
+def _quantity(value: float, unit: str) -> str:
+    factor, shown = UNITS.get(unit, (1.0, unit))
+    return f"{value * factor:.3g} {shown}"
+
+
+def _quantity_range(low: float | None, high: float | None, unit: str) -> str:
+    if low is None or high is None:
+        return ""
+    factor, shown = UNITS.get(unit, (1.0, unit))
+    return f"{low * factor:.3g} to {high * factor:.3g} {shown}"
+
+
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
 
@@ -218,4 +254,4 @@ def _times(ratio: float | None) -> str:
 def _range(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return ""
-    return f"{_number(low)} to {_number(high)}"
+    return f"{number_text(low)} to {number_text(high)}"

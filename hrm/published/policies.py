@@ -139,7 +139,7 @@ def largest_streaming_batch(scenario: Scenario) -> int:
 
     Two layers of weights, embedding and lm_head, the CUDA context; per request the KV cache when it ends, and in
     prefill either the logits of every position or the attention scores of one layer, whichever is more, each once in
-    16 bit and once in 32.
+    16 bit and once in 32. Every GPU of several computes its own part of the batch with the whole of each layer.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def largest_streaming_batch(scenario: Scenario) -> int:
     wide = scenario.formats.activation_bytes + 4.0
     in_prefill = wide * prompt * max(model.vocab_size, model.n_heads * prompt)
     each = float(model.kv_bytes_stored(longest, scenario.formats.kv)) + in_prefill
-    room = gpu.count * gpu.usable_memory_bytes - held
+    room = gpu.usable_memory_bytes - held
     if room < each:
         raise InfeasibleError(
             f"streaming {model.name} on {scenario.profile.name}: one request exceeds the GPU memory by "
@@ -162,4 +162,4 @@ def largest_streaming_batch(scenario: Scenario) -> int:
             limit="gpu_memory",
             missing_bytes=each - room,
         )
-    return int(room / each)
+    return gpu.count * int(room / each)

@@ -26,6 +26,12 @@ from hrm.workload import Workload, load_workload, uniform_workload
 PAPER = ("plan", "--hw", "l4-paper", "--model", "mixtral-8x7b", "--cost-model", "paper", "--gen-len", "32")
 SMALL = ("plan", "--hw", "t4", "--model", "granite-3.1-1b-a400m", "--requests", "8", "--gen-len", "4")
 
+AT_PEAKS = tuple(
+    (f"efficiency.{name}", "100 %")
+    for name in ("gpu_flops_prefill", "gpu_flops_decode", "gpu_bandwidth", "gpu_overlap", "link", "cpu_attention")
+)
+"""Overrides that undo the calibration of a bundled profile."""
+
 WIDE = {"COLUMNS": ""}
 """Test runners set COLUMNS; without it the screen is 118 columns wide."""
 

@@ -205,7 +205,9 @@ def _gpu(
         "slots": slots,
         "activations": need.prefill_tokens * layer * value,
         "hidden states in and out": rows_in_and_out * need.prefill_tokens * model.hidden_size * value * gpus,
-        "new KV of two layers": 2 * need.prefill_tokens * _token_bytes(model, formats),
+        "new KV of two layers, on its way out": (
+            2 * need.prefill_tokens * _token_bytes(model, formats) * (1 - policy.kv_on_gpu)
+        ),
     }
     requests = need.decode_requests
     flight = 0 if policy.attention_on_gpu else IN_FLIGHT * (before + after)

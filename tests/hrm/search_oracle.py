@@ -195,11 +195,10 @@ class Oracle:
         for use, limit in held:
             fits &= use.at(x, y) <= limit * (1 + 1e-9) + 1.0
 
-        steps = float(sizes.decode_steps)
-        passes = [
-            (steps, self._lines(decode_lanes(scenario, sizes, self.rates, batch), points, line)),
-            (1.0, self._lines(prefill_lanes(scenario, sizes, self.rates, batch, n_p, ring=ring), points, line)),
-        ]
+        passes = [(1.0, self._lines(prefill_lanes(scenario, sizes, self.rates, batch, n_p, ring=ring), points, line))]
+        for number, (weight, _) in enumerate(sizes.contexts):
+            lanes = decode_lanes(scenario, sizes.at_context(number), self.rates, batch)
+            passes.append((weight * sizes.decode_steps, self._lines(lanes, points, line)))
         for _, lines in passes:
             assert all(np.all(lane.gx <= 0) for lane in lines), "a lane grows with the experts on the GPU"
         y = _least(passes, x, y, y_high)

@@ -18,6 +18,7 @@ from hrm.errors import InfeasibleError, InputError
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import memory_use
+from hrm.profile import Efficiency
 from hrm.scenario import Scenario, measure_sizes
 from hrm.search import find_policy
 
@@ -102,10 +103,18 @@ def test_no_two_are_nearly_the_same_and_all_fit(found: tuple[Scenario, tuple[Can
         assert each.seconds <= 2.0 * plans[0].seconds
 
 
-def test_rings_of_experts_are_among_them_but_leave_room_for_others() -> None:
-    plans = find_policies(full_size("t4", "mixtral-8x7b"), count=8)
-    kinds = Counter((each.policy.weight_slots, each.policy.pin_weights) for each in plans)
-    rings = sum(count for (slots, _), count in kinds.items() if slots == "experts")
+@pytest.mark.parametrize("efficiency", [Efficiency(), None], ids=["peaks", "calibrated"])
+def test_rings_of_experts_are_among_them_but_leave_room_for_others(efficiency: Efficiency | None) -> None:
+    """At most half of eight are rings, and at most a third of one kind, whatever the rates."""
+    scenario = full_size("t4", "mixtral-8x7b")
+    if efficiency is not None:
+        scenario = replace(scenario, profile=replace(scenario.profile, efficiency=efficiency))
+    plans = find_policies(scenario, count=8)
+    kinds = Counter(
+        (each.weight_slots, each.pin_weights, each.attention_on_gpu, each.ffn_on_gpu, each.kv_on_disk > 0)
+        for each in (plan.policy for plan in plans)
+    )
+    rings = sum(count for (slots, *_), count in kinds.items() if slots == "experts")
     assert plans[0].policy.weight_slots == 2
     assert plans[1].policy.weight_slots == "experts" and plans[1].seconds < plans[0].seconds
     assert 2 <= rings <= 4

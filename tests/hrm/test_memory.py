@@ -123,6 +123,9 @@ def test_gpu_in_prefill() -> None:
     found = gpu(phase="prefill", tokens=12.0)
     # 12 tokens x 144 byte, hidden states in and out 2 x 12 x 16, new KV of two layers 2 x 12 x 16
     assert found["activations"] == 12 * 144 + 384 + 384
+    # a quarter of the KV cache stays on the GPU, where it lies already; nothing is on its way out where all of it does
+    assert gpu(phase="prefill", tokens=12.0, **{fc.KV_ON_GPU: 320.0})["activations"] == 12 * 144 + 384 + 288
+    assert gpu(phase="prefill", tokens=12.0, **{fc.KV_ON_GPU: 1280.0})["activations"] == 12 * 144 + 384
     assert "KV slots" not in found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from command import PAPER, SMALL, plan_of, refused, run
+from command import AT_PEAKS, PAPER, SMALL, plan_of, refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,13 +23,18 @@ def warned(plan: Plan, words: str) -> bool:
     return any(words in text for text in plan.warnings)
 
 
-def test_dbrx_on_a_t4_uses_the_disk_and_shows_int4_and_a_416_gb_host_beside_it() -> None:
-    plan = plan_of("t4", "dbrx")
+@pytest.mark.parametrize(("overrides", "least"), [(AT_PEAKS, 2.0), ((), 1.0)], ids=["peaks", "calibrated"])
+def test_dbrx_on_a_t4_uses_the_disk_and_shows_int4_and_a_416_gb_host_beside_it(
+    overrides: tuple[tuple[str, str], ...], least: float
+) -> None:
+    """At peaks the disk binds, and a quarter of the bytes doubles the rate; calibrated, the GPU binds beside it."""
+    plan = plan_of("t4", "dbrx", overrides=overrides)
     assert plan.policy.weights_on_disk > 0
+    assert plan.prediction.decode.bottleneck == ("disk" if overrides else "gpu")
     rates = {each.name: each.throughput_tokens_per_s for each in plan.alternatives}
     mine = plan.prediction.throughput_tokens_per_s
     assert {"int4 weights", "a 416 GB host"} <= set(rates)
-    assert (rates["int4 weights"] or 0) > 2 * mine
+    assert (rates["int4 weights"] or 0) > least * mine
     assert (rates["a 416 GB host"] or 0) > mine
 
 
@@ -97,8 +102,24 @@ def test_a_bf16_checkpoint_on_a_gpu_without_bf16_is_pointed_out() -> None:
 
 @pytest.mark.parametrize("efficiency", [(), (("efficiency.link", "0.8"),)])
 def test_only_rates_that_were_never_measured_are_said_to_be_peaks(efficiency: tuple[tuple[str, str], ...]) -> None:
-    plan = plan_of("t4", "granite-3.1-1b-a400m", requests=8, overrides=efficiency)
+    plan = plan_of("rtx4090", "granite-3.1-1b-a400m", requests=8, overrides=efficiency)
     assert warned(plan, "rates are peaks, not measured here") == (not efficiency)
+    assert not any("fitted" in note for note in plan.notes)
+
+
+def test_fitted_rates_say_to_what_they_were_fitted_unless_they_are_replaced() -> None:
+    plan = plan_of("t4", "granite-3.1-1b-a400m", requests=8)
+    share = plan.scenario.profile.quantities["efficiency.gpu_flops_prefill"]
+    assert "published rows of S1" in share.note
+    assert not warned(plan, "rates are peaks")
+    assert plan.notes[0] == (
+        f"GPU rates are fitted, not measured here: {share.text} of its peak ({share.note}); how well they predict: hrm "
+        "validate published."
+    )
+    other = plan_of("t4", "granite-3.1-1b-a400m", requests=8, overrides=(("efficiency.link", "0.8"),))
+    assert "fitted" in other.notes[0]
+    mine = plan_of("t4", "granite-3.1-1b-a400m", requests=8, overrides=(("efficiency.gpu_flops_decode", "0.3"),))
+    assert not any("fitted" in note for note in mine.notes) and not warned(mine, "rates are peaks")
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,42 @@ def test_every_bundled_number_says_where_it_comes_from(name):
         assert quantity.source != "user" or key == "gpu.count", key
 
 
+T4 = {"gpu_flops_prefill": "fitted", "gpu_flops_decode": "fitted", "gpu_bandwidth": "measured", "gpu_overlap": "fitted"}
+TWO_OR_FOUR_T4 = {**T4, "link": "fitted"}
+CALIBRATED = {
+    "t4": T4,
+    "colab-t4": T4,
+    "kaggle-t4x2": T4,
+    "t4x2": TWO_OR_FOUR_T4,
+    "t4x4": TWO_OR_FOUR_T4,
+    "l4": {**T4, "gpu_bandwidth": "published", "cpu_attention": "published"},
+}
+"""Efficiencies of a profile and where each comes from; every other profile works from peaks."""
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_bundled_profiles_work_from_peaks_and_have_a_disk_unless_the_paper_has_none(name):
+def test_profiles_with_a_t4_or_an_l4_are_calibrated_and_all_others_work_from_peaks(name):
     profile = load_profile(name)
-    assert all(getattr(profile.efficiency, f.name) == f.default for f in dataclasses.fields(profile.efficiency))
+    found = {
+        key.removeprefix("efficiency."): quantity.source
+        for key, quantity in profile.quantities.items()
+        if key.startswith("efficiency.")
+    }
+    assert found == CALIBRATED.get(name, {})
+    default = dataclasses.fields(profile.efficiency)
+    assert all(getattr(profile.efficiency, f.name) == f.default for f in default if f.name not in found)
+    assert all(getattr(profile.efficiency, f.name) < 1 for f in default if f.name in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefill_and_decode_share_the_fitted_share_of_the_gpu_peak(name):
+    shares = load_profile(name).efficiency
+    assert shares.gpu_flops_prefill == shares.gpu_flops_decode
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bundled_profiles_have_a_disk_unless_the_paper_has_none(name):
+    profile = load_profile(name)
     assert (profile.disk is None) == (name in PAPER)
     assert profile.gpu.count == {"t4x2": 2, "kaggle-t4x2": 2, "a100x2-paper": 2, "t4x4": 4}.get(name, 1)
 

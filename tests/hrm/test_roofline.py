@@ -16,7 +16,7 @@ from hrm.cost import Formats, Work
 from hrm.errors import InputError
 from hrm.model_files import load_model, model_names
 from hrm.policy import Policy
-from hrm.profile import Efficiency
+from hrm.profile import Efficiency, HardwareProfile
 from hrm.profile_files import load_profile, profile_names
 from hrm.rates import derive_rates
 from hrm.roofline import (
@@ -170,7 +170,14 @@ rate = st.floats(1e-3, 1e6)
 def stacks(draw):
     depth = draw(st.integers(2, 5))
     levels = [
-        Level(name=f"level {k}", peak_flops_per_s=draw(rate), bytes_per_s=draw(rate), bytes=1.0) for k in range(depth)
+        Level(
+            name=f"level {k}",
+            peak_flops_per_s=draw(rate),
+            bytes_per_s=draw(rate),
+            bytes=1.0,
+            overlap=draw(st.sampled_from([1.0, 0.0, 0.25])),
+        )
+        for k in range(depth)
     ]
     hops = [Hop(up_bytes_per_s=draw(rate), down_bytes_per_s=draw(rate)) for _ in range(depth - 1)]
     i, j = draw(st.permutations(range(depth)))[:2]
@@ -210,13 +217,47 @@ def test_compared_places_agree_with_seconds(case, flops, touched, moved):
     machine, i, j = case
     work = Work(flops, touched)
     places = compare_places(machine, i, j, at_i=work, at_j=work, bytes_moved=moved)
-    stay = max(flops / machine.levels[j].peak_flops_per_s, touched / machine.levels[j].bytes_per_s)
-    compute = max(flops / machine.levels[i].peak_flops_per_s, touched / machine.levels[i].bytes_per_s)
-    fetch = max(compute, moved / link_bandwidth(machine, j, i))
+
+    def seconds(level: Level) -> float:
+        compute, memory = flops / level.peak_flops_per_s, touched / level.bytes_per_s
+        return max(compute, memory) + (1 - level.overlap) * min(compute, memory)
+
+    stay = seconds(machine.levels[j])
+    fetch = max(seconds(machine.levels[i]), moved / link_bandwidth(machine, j, i))
     assert flops / places.stay_flops_per_s == pytest.approx(stay)
     assert flops / places.fetch_flops_per_s == pytest.approx(fetch)
     if abs(stay - fetch) > 1e-9 * stay:
         assert places.better == (i if fetch < stay else j)
+
+
+def bent(overlap: float) -> Stack:
+    """Peak 8000, memory 400 (ridge at 20), below it a source of 500 at 100 behind a link of 10."""
+    machine = stack()
+    return replace(machine, levels=(replace(machine.levels[GPU], overlap=overlap), *machine.levels[1:]))
+
+
+def test_where_nothing_overlaps_the_roof_is_half_as_high_at_the_ridge_and_bends_below_both_lines():
+    """At I = 20 a FLOP takes 1/8000 s to compute and 1/8000 s to fetch; at 5, 1/8000 and 1/2000."""
+    assert [attainable_local(bent(o), GPU, 20.0) for o in (1.0, 0.5, 0.0)] == pytest.approx([8000, 8000 / 1.5, 4000])
+    assert [attainable_local(bent(o), GPU, 5.0) for o in (1.0, 0.5, 0.0)] == pytest.approx(
+        [2000, 1 / (1 / 2000 + 0.5 / 8000), 1600]
+    )
+    assert turning_point_2(bent(0.0), GPU, CPU, 20.0) == 400.0
+    assert balance_point(bent(0.0), GPU, CPU, 20.0) == 800.0  # of memory alone
+
+
+@given(stacks())
+def test_at_p1_staying_takes_as_long_as_the_link(case):
+    machine, i, j = case
+    p1 = turning_point_1(machine, i, j)
+    if p1 > 0:
+        assert attainable_local(machine, j, p1) == pytest.approx(link_bandwidth(machine, j, i) * p1, rel=1e-6)
+
+
+def test_a_stack_refuses_an_overlap_that_is_no_share():
+    for overlap in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InputError, match="overlaps are"):
+            bent(overlap)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -239,15 +280,22 @@ def test_a_stack_needs_one_link_less_than_levels_and_knows_its_names():
 @pytest.mark.parametrize("name", profile_names())
 def test_stack_of_a_profile_has_the_rates_a_plan_uses(name):
     profile = load_profile(name)
-    machine, rates = stack_of(profile, "fp16"), derive_rates(profile, FP16)
-    assert machine.levels[GPU].peak_flops_per_s == profile.gpu.count * profile.gpu.peak("fp16")
-    assert machine.levels[GPU].bytes_per_s == profile.gpu.count * profile.gpu.bandwidth_bytes_per_s
+    machine, rates, shares = stack_of(profile, "fp16"), derive_rates(profile, FP16), profile.efficiency
+    gpus = profile.gpu.count
+    assert machine.levels[GPU].peak_flops_per_s == gpus * profile.gpu.peak("fp16") * shares.gpu_flops_decode
+    assert machine.levels[GPU].bytes_per_s == gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_bandwidth
+    assert machine.levels[GPU].overlap == shares.gpu_overlap
     assert link_bandwidth(machine, CPU, GPU) == min(rates.h2d_bytes_per_s, profile.cpu.bandwidth_bytes_per_s)
     assert len(machine.levels) == (2 if profile.disk is None else 3)
 
 
+def at_peaks(name: str) -> HardwareProfile:
+    """A bundled profile without its calibration."""
+    return replace(load_profile(name), efficiency=Efficiency())
+
+
 def test_gpus_act_as_one_and_the_authors_do_not_multiply_the_link():
-    one, two = load_profile("t4"), load_profile("t4x2")
+    one, two = at_peaks("t4"), at_peaks("t4x2")
     full, paper = stack_of(two, "fp16"), stack_of(two, "fp16", cost_model="paper")
     assert full.levels[GPU].peak_flops_per_s == 2 * stack_of(one, "fp16").levels[GPU].peak_flops_per_s
     assert full.hops[0].up_bytes_per_s > paper.hops[0].up_bytes_per_s
@@ -255,7 +303,7 @@ def test_gpus_act_as_one_and_the_authors_do_not_multiply_the_link():
 
 
 def test_calibrated_shares_lower_the_roofs_and_the_document_says_so():
-    profile = load_profile("t4")
+    profile = at_peaks("t4")
     calibrated = replace(profile, efficiency=Efficiency(gpu_bandwidth=0.75, link=0.5, cpu_attention=0.25))
     before, after = stack_of(profile, "fp16"), stack_of(calibrated, "fp16", operator="attention")
     assert after.levels[GPU].bytes_per_s == 0.75 * before.levels[GPU].bytes_per_s
@@ -265,6 +313,11 @@ def test_calibrated_shares_lower_the_roofs_and_the_document_says_so():
     model = load_model("dbrx")
     assert roofline_command(calibrated, model)["roofs"] == "peaks times calibrated efficiencies"
     assert roofline_command(profile, model)["roofs"] == "peaks"
+    added_up = "peaks times calibrated efficiencies, FLOPs and bytes on the GPU added up"
+    assert roofline_command(load_profile("t4"), model)["roofs"] == added_up
+    half = replace(profile, efficiency=Efficiency(gpu_overlap=0.5))
+    assert roofline_command(half, model)["roofs"].endswith("FLOPs and bytes on the GPU overlapping by 50%")
+    assert roofline_command(load_profile("t4"), model, cost_model="paper")["roofs"] == "peaks"
 
 
 # Batches
@@ -349,6 +402,7 @@ def test_words_name_the_numbers():
     slow = build_view(load_profile("kaggle-t4x2"), load_model("mixtral-8x7b"), operator="ffn")
     assert explain_roofline(slow)[0].startswith("P1 = 0: CPU memory is no faster")
     assert explain_roofline(slow)[-1].startswith("Experts belong on the GPU at any batch")
+    assert "bound by its peak and memory together." in explain_roofline(slow)[1]
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,25 @@ def test_lookahead_ends_with_the_micro_batches() -> None:
     assert max(ends_of(graph_of("s3", num_micro_batches=1)).values()) == 17.0
 
 
+def test_the_disk_writes_what_a_step_added_behind_the_next_reads_and_before_it_is_read_again() -> None:
+    """Else the disk would wait for attention to end before it reads on."""
+    scenario = tiny_scenario(profile=tiny_profile(disk=True))
+    layout = Layout(scenario, policy_of(num_micro_batches=3, kv_on_disk=0.5))
+    graph = schedule_graph(layout, "cgopipe", Steps(first=0, last=2))
+    lane = [(t.id.op, t.id.step, t.id.layer, t.id.micro_batch) for t in graph.tasks if t.lane.kind is LaneKind.DISK]
+    assert lane[:5] == [
+        (Op.READ_DISK, 0, 0, 0),
+        (Op.READ_DISK, 0, 0, 1),
+        (Op.READ_DISK, 0, 0, 2),
+        (Op.WRITE_DISK, 0, 0, 0),
+        (Op.READ_DISK, 0, 1, 0),
+    ]
+    for layer in range(2):
+        for j in range(3):
+            assert lane.index((Op.WRITE_DISK, 0, layer, j)) < lane.index((Op.READ_DISK, 1, layer, j))
+    assert sum(op is Op.WRITE_DISK for op, *_ in lane) == 2 * 2 * 3
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "fact", "way_out"),
     [

@@ -30,7 +30,14 @@ from simulator.sweep_table import fingerprint_of
 from simulator.sweep_values import grid_points, parse_axes, parse_axis
 
 GIB = 2**30
-BASE = ("sweep", "--hw", "t4", "--model", "mixtral-8x7b", "--workload", "mtbench", "--predict-only")
+PEAKS = {
+    f"efficiency.{name}": "100 %"
+    for name in ("gpu_flops_prefill", "gpu_flops_decode", "gpu_bandwidth", "gpu_overlap", "cpu_attention", "link")
+}
+"""What is said of Mixtral here is said at the peaks of the machine, and does not change when its efficiencies do."""
+
+AT_PEAKS = tuple(word for key, value in PEAKS.items() for word in ("--set", f"{key}={value}"))
+BASE = ("sweep", "--hw", "t4", "--model", "mixtral-8x7b", "--workload", "mtbench", *AT_PEAKS, "--predict-only")
 NO_DISK = ("--kv-on-disk", "0", "--weights-on-disk", "0")
 MEMORY = (*BASE, *NO_DISK, "--vary", "cpu.memory=64GiB:288GiB:16GiB")
 SMALL = ("sweep", "--hw", "t4", "--model", "granite-3.1-1b-a400m", "--requests", "8", "--gen-len", "4")
@@ -42,7 +49,7 @@ def study_of(*vary: str, hw: str = "t4", **settings: Any) -> Study:
         "axes": parse_axes(vary),
         "hw": hw,
         "model": "mixtral-8x7b",
-        "profiles": {hw: load_profile(hw)},
+        "profiles": {hw: with_overrides(load_profile(hw), PEAKS)},
         "configs": {"mixtral-8x7b": find_config("mixtral-8x7b")},
         "workload": load_workload("mtbench"),
     }
