@@ -18,7 +18,7 @@ from hrm.published.accuracy_tables import readme_tables
 from hrm.published.comparisons import Fold
 from hrm.published.cross_validation import GATE_FOLDS, cross_predict, predict_fold
 from hrm.published.document import MODELS
-from hrm.published.gates import GROUPS, Gate, error_gates
+from hrm.published.gates import GROUPS, Gate, error_gates, figures_of
 from hrm.published.intervals import accuracy_document
 from hrm.published.model import full_row, policy_of_row, price_run, run_of_row
 from hrm.published.page import render_page
