@@ -536,6 +536,9 @@ def fit_constants(
 ) -> None:
     """Fit the constants of machines and systems to measured rows, and say how well they are known."""
     from hrm.published.fit_report import constants_document, fit_command, print_fit, write_constants
+
+    if output is not None and data is not None and output.resolve() == data.resolve():
+        raise InputError("is also --data", where=f"--output: {output}", way_out="another file")
     from hrm.published.installation import install_constants, source_tree
 
     if output is not None and not output.absolute().parent.is_dir():

@@ -285,7 +285,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     times = np.minimum(rates.gpus, n_ub) if pipeline else 1.0  # each part of the batch loads every layer anew
     weights = (expert_weights + other_weights) * times
     row = n * model.hidden_size * activation
-    copied = row * rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
+    copied = row * (1 if pipeline else rates.gpus)  # every GPU of a tensor-parallel group has the whole hidden state
     hidden_down, hidden_up = Affine(), Affine()  # copies that computation waits for, each way
     if not batch.attention_on_gpu:
         hidden_down = hidden_down + off_gpu * (n * layers * cost.attention_result_values(model) * activation)
@@ -405,8 +405,9 @@ def prefill_lanes(
     weights = (expert_weights + other_weights) * passes
     row = n * sizes.prompt_tokens * model.hidden_size * activation
     waiting = 0.0 * row if ring else np.where(np.asarray(n_p) > 1, row * (layers - 1.0), 0.0)
-    copied = row * rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
-    h2d_bytes = weights + waiting * rates.gpus + (copied - Affine.of(EMBEDDING, copied)) + reduce_bytes
+    copies = 1 if pipeline else rates.gpus  # every GPU of a tensor-parallel group has the whole hidden state
+    copied = row * copies
+    h2d_bytes = weights + waiting * copies + (copied - Affine.of(EMBEDDING, copied)) + reduce_bytes
     d2h_bytes = off_gpu * prompt_kv + waiting + reduce_bytes
     h2d, d2h = _copy_lanes(rates, h2d_bytes, d2h_bytes, 2.0 * n_p * layers, 2.0 * n_p * layers)
     disk, disk_bytes = Affine(), Affine()

@@ -292,12 +292,12 @@ class Layout:
         """Whether an expert that is not on the GPU is copied there in decode, else computed on the CPU.
 
         Left of the turning point P1 (Eq. 9) copying an expert takes longer than computing it where it lies, for the
-        tokens of one micro-batch that reach it under uniform routing.
+        tokens of a step that reach it under uniform routing: one copy serves all micro-batches, the CPU computes each.
         """
         rates = derive_rates(self.scenario.profile, self.scenario.formats)
         work = cost.routed_experts(self.scenario.model, self.scenario.formats, self.tokens("decode"))
         copied = self.sizes.layer_expert_bytes / rates.h2d_bytes_per_s
-        return float(rates.cpu_seconds(work)) > copied
+        return self.every_micro_batch("decode") * float(rates.cpu_seconds(work)) > copied
 
     def head_pieces(self) -> int:
         """Pieces of a streamed lm_head; its two buffers hold one each."""

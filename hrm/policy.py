@@ -92,10 +92,22 @@ class Policy:
             shares = (getattr(self, first), getattr(self, second))
             if min(shares) < 0 or sum(shares) > 1 + 1e-12:
                 raise InputError(f"{shares} are not shares of one whole", where=f"policy.{first}, policy.{second}")
+        if self.everything_on_cpu and self.uses_the_gpu:
+            raise InputError(
+                "everything is on the CPU, and something on the GPU",
+                where="policy.everything_on_cpu",
+                way_out="A_g, F_g, r_w, r_c and what else is on the GPU: false, or 0",
+            )
         if (self.weight_slots == "experts") != (self.ring_experts > 0):
             raise InputError(
                 f"{self.ring_experts} experts with slots {self.weight_slots!r}", where="policy.ring_experts"
             )
+
+    @property
+    def uses_the_gpu(self) -> bool:
+        """Whether anything is computed or kept on the GPU."""
+        places = (self.attention_on_gpu, self.ffn_on_gpu, self.dense_weights_on_gpu, self.embedding_on_gpu)
+        return any((*places, self.lm_head_on_gpu, self.weights_on_gpu > 0, self.kv_on_gpu > 0))
 
     @property
     def schedule(self) -> str:

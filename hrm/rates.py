@@ -1,6 +1,7 @@
 """Rates: where Work meets a profile and becomes seconds.
 
-The roofline (Eq. 8): an operator takes max(FLOPs / peak, bytes / bandwidth). The GPUs of a tensor-parallel group
+The roofline (Eq. 8): an operator takes max(FLOPs / peak, bytes / bandwidth), on a GPU plus what of the shorter does not
+hide behind the longer (`efficiency.gpu_overlap`). The GPUs of a tensor-parallel group
 act as one with their peaks added up; the link does too, up to what the host gives all of them together.
 """
 

@@ -26,7 +26,7 @@ __all__ = [
 
 DECODE_CONTEXTS = ((0.5, 8.0 / 18.0), (0.5 - 0.15**0.5, 5.0 / 18.0), (0.5 + 0.15**0.5, 5.0 / 18.0))
 """Where in the course of decode a step is priced, and with what weight: the middle, and with it the two other nodes of
-Gauss-Legendre quadrature, exact where the seconds of a step are a polynomial of the context up to degree five."""
+Gauss-Legendre quadrature: exact where the seconds of a step are a straight line in the context, and close at a kink."""
 
 COMPUTE_DTYPES = ("fp16", "bf16", "fp32", "fp8", "int8")
 

@@ -25,7 +25,7 @@ NEVER_QUANTISED = (*WIDE_OPERATORS, "attention", "lm_head", "embedding")
 
 
 def roofline_durations(rates: Rates, *, shared: bool = False) -> Durations:
-    """Seconds by the roofline: each operator max(FLOPs / peak, bytes / bandwidth), each copy bytes / rate.
+    """Seconds by the roofline: each operator as `hrm.rates` prices it, each copy bytes / rate.
 
     Parameters
     ----------

@@ -398,14 +398,18 @@ def step_trace(
 
 def short_step(
     scenario: Scenario, policy: Policy, schedule: str, *, step: int, contention: bool = True, wrap: Wrap | None = None
-) -> tuple[TaskGraph, Trace]:
-    """The same as `step_trace`, of few layers and micro-batches where the model has more: quick for any plan."""
+) -> tuple[TaskGraph, Trace, Repeated]:
+    """The same as `step_trace`, of few layers and micro-batches where the model has more: quick for any plan.
+
+    Also which of its layers stand for how many others.
+    """
     run = _start(scenario, policy, schedule, contention=contention, wrap=wrap)
     widths, repeated = run.widths("decode"), next(run.short_passes())
     layout = replace(run.layout, only_layers=repeated.short, only_micro_batches=widths[1] if widths else None)
     steps = around(step, scenario.workload.generation_length - 1)
     graph, trace = run.replay(layout, steps)
-    return graph, replace(trace, memory=holds_over_time(graph, trace.spans, held_before(layout, steps)))
+    held = holds_over_time(graph, trace.spans, held_before(layout, steps))
+    return graph, replace(trace, memory=held), repeated
 
 
 def _account(

@@ -18,7 +18,7 @@ from hrm.scenario import Scenario
 from hrm.schedules import Steps
 from hrm.trace import Trace
 from simulator.contention import Sharing, sharing_of
-from simulator.critical_path import Window, find_critical_path, seconds_on_path, step_window
+from simulator.critical_path import WAITING, Window, find_critical_path, seconds_on_path, step_window
 from simulator.durations import Durations, roofline_durations
 from simulator.replay import Replay, Wrap, short_step, step_trace
 
@@ -174,7 +174,7 @@ def account_in_short(
 ) -> StepAccount | None:
     """Account for the decode step in the middle from what a replay found, and the critical path of a short pass.
 
-    A short pass has few layers and micro-batches; each kind of task has the same share of its path as of the whole's.
+    A short pass has few layers and micro-batches: pieces of the path in layers that stand for others count as often.
 
     Parameters
     ----------
@@ -190,10 +190,16 @@ def account_in_short(
     if decode == 0:
         return None
     step = decode // 2
-    graph, trace = short_step(scenario, policy, schedule, step=step, contention=contention, wrap=change)
-    path = seconds_on_path(find_critical_path(graph, trace, step))
+    graph, trace, repeated = short_step(scenario, policy, schedule, step=step, contention=contention, wrap=change)
+    path: dict[str, float] = {}
+    for segment in find_critical_path(graph, trace, step):
+        layer = -1 if segment.task is None else segment.task.layer
+        times = 1.0 + repeated.times if repeated.first <= layer < repeated.last else 1.0
+        name = WAITING if segment.task is None else segment.task.op.value
+        path[name] = path.get(name, 0.0) + times * (segment.end_s - segment.start_s)
+    path = dict(sorted(path.items(), key=lambda entry: -entry[1]))
     seconds = replay.layer_latency_s * scenario.model.n_layers
-    scale = seconds / step_window(graph, trace, step).seconds
+    scale = seconds / sum(path.values())  # micro-batches that are not there
     copies = {name: [0.0, 0.0] for name in (*COPIES.values(), "other")}
     for op, size in replay.bytes_by_op.items():
         if size > 0.0:

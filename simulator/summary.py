@@ -27,7 +27,15 @@ from simulator.step_account import StepAccount, StepRun, account_for_step, accou
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_output", "replay_document", "run_figure", "save_trace", "simulate_command", "workload_in_words"]
+__all__ = [
+    "check_apart",
+    "check_output",
+    "replay_document",
+    "run_figure",
+    "save_trace",
+    "simulate_command",
+    "workload_in_words",
+]
 
 
 def simulate_command(
@@ -82,6 +90,7 @@ def simulate_command(
     tell = on_progress or (lambda _: None)
     check_output(trace, "--trace")
     check_output(plot, "--plot", figure=True)
+    check_apart(PLAN=plan_file, trace=trace, plot=plot)
     scenario, policy, saved = read_plan_document(plan_file)
     _check_plan_runs(saved, plan_file)
     name = schedule or policy.schedule
@@ -122,6 +131,24 @@ def simulate_command(
         title = f"{document['model']} on {document['hardware']}, schedule {name}: {rate} (simulated, {shared})"
         save_figure(run_figure(run, title=title, whole=steps is not None), plot, where="--plot")
     return document
+
+
+def check_apart(**files: Path | None) -> None:
+    """Refuse to write over what is read, or one output over another.
+
+    Raises
+    ------
+    InputError
+        Two of the files are one.
+    """
+    seen: dict[Path, str] = {}
+    for name, path in files.items():
+        if path is None:
+            continue
+        option = name if name.isupper() else f"--{name}"
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise InputError(f"is also {other}", where=f"{option}: {path}", way_out="another file")
 
 
 def check_output(path: Path | None, option: str, *, figure: bool = False) -> None:

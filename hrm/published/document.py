@@ -56,7 +56,8 @@ def eq12_predictions(found: Mapping[Variant, Eq12]) -> dict[str, float]:
     predicted: dict[str, float] = {}
     for variant in (each for each in VARIANTS if each in found):
         predicted[variant] = found[variant].tokens_per_s
-        predicted[f"{variant}_decode_only"] = found[variant].decode_only_tokens_per_s
+        if found[variant].decode_only_tokens_per_s > 0.0:  # one generated token comes out of prefill
+            predicted[f"{variant}_decode_only"] = found[variant].decode_only_tokens_per_s
     return predicted
 
 

@@ -187,6 +187,6 @@ def phase_gates(model: str, errors: Mapping[str, float]) -> list[Gate]:
     """Bars on decode and prefill of the differenced rows, in sample: they are too few to cross-validate."""
     words = {"layer_s": "decode", "prefill_s": "prefill"}
     return [
-        Gate(name=f"median error, {words[phase]} by difference", model=model, value=error, bar=0.25)
+        Gate(name=f"median error, {words[phase]} by difference, each pair below", model=model, value=error, bar=0.25)
         for phase, error in errors.items()
     ]

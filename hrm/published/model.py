@@ -20,7 +20,7 @@ from hrm.published.settings import System, find_setting, find_system, scenario_o
 from hrm.published.systems import Behaviour, behaviour_of, profile_for
 from hrm.published.unpublished import choose_policy, is_unpublished
 from hrm.rates import derive_rates
-from hrm.scenario import Scenario, measure_sizes
+from hrm.scenario import Scenario, Sizes, measure_sizes
 
 __all__ = ["FullRow", "Run", "constants_of_row", "full_row", "policy_of_row", "price_run", "run_of_row", "scenario_for"]
 
@@ -187,7 +187,10 @@ def price_run(run: Run) -> FullRow:
     steps = float(sizes.decode_steps)
     prefill_s = _pass_seconds(prefill, found, "prefill", behaviour)
     step_s = _pass_seconds(decode, found, "decode", behaviour)
-    decode_s = steps * step_s
+    # The model's own sum over growing contexts, unless the system's lanes are other than the model's; a sum of lanes is
+    # linear in the context, so the step in the middle stands for all.
+    own = behaviour.overlaps and step_s == found.decode.seconds
+    decode_s = found.decode_s if own else steps * step_s
     longer, lanes = ("prefill", prefill) if prefill_s > decode_s else ("decode", decode)
     binds = max(lanes, key=lambda lane: lanes[lane])
     return FullRow(
@@ -213,11 +216,17 @@ def _as_it_runs(found: Prediction, phase: str, run: Run) -> dict[str, float]:
         parts = float(min(gpus, -(-policy.batch_size // policy.prefill_micro_batch_size)))
         lanes = {lane: seconds * (parts + gpus - 1.0) / parts for lane, seconds in lanes.items()}
     if gpus > 1 and run.behaviour.gathers_weights:
-        sizes = measure_sizes(scenario)
-        moved = found.decode.bytes_moved["host_to_device"]
-        weights = min(moved, sizes.streamed_bytes)
+        moved = passed.bytes_moved["host_to_device"]
+        weights = min(moved, _streamed_bytes(measure_sizes(scenario), policy))
         lanes["host_to_device"] *= 1.0 + (gpus - 1) * weights / moved if moved > 0 else 1.0
     return lanes
+
+
+def _streamed_bytes(sizes: Sizes, policy: Policy) -> float:
+    """Weights that one pass copies to the GPU [byte]."""
+    dense = 0.0 if policy.dense_weights_on_gpu else sizes.dense_bytes
+    head = 0.0 if policy.lm_head_on_gpu else sizes.lm_head_bytes
+    return sizes.streamed_bytes * (1.0 - policy.weights_on_gpu) + dense + head
 
 
 def _pass_seconds(lanes: Mapping[str, float], found: Prediction, phase: str, behaviour: Behaviour) -> float:

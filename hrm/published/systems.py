@@ -40,15 +40,12 @@ class Behaviour:
         Its copies to the GPU have a rate of their own, per GPU.
     gathers_weights : bool
         Every GPU of a group gets the whole of each layer, through the host.
-    all_positions_logits : bool
-        Prefill computes logits of every position and keeps attention scores, as the plain model code does.
     """
 
     overlaps: bool
     pins_weights: bool
     own_copy_path: bool
     gathers_weights: bool
-    all_positions_logits: bool
 
 
 @cache

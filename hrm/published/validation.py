@@ -68,6 +68,9 @@ def validate_command(
         raise InputError(
             f"{max_median_error} is no error", where="--max-median-error", way_out="a share above 0, e.g. 0.15"
         )
+    for option, given in (("--data", data), ("--kernels", kernels)):
+        if report is not None and given is not None and report.resolve() == given.resolve():
+            raise InputError(f"is also {option}", where=f"--report: {report}", way_out="another file")
     if report is not None and not report.absolute().parent.is_dir():
         raise InputError("its folder does not exist", where=f"--report: {report}")
     rows = bundled_rows() if data is None else read_rows(data)

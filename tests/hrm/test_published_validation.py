@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command import run
 
+from hrm.prediction import predict
 from hrm.published.accuracy import in_sample
 from hrm.published.accuracy_tables import readme_tables
 from hrm.published.comparisons import Fold
@@ -29,6 +30,8 @@ from hrm.published.shares import time_shares
 from hrm.published.systems import fitted_values
 from hrm.published.terms import ALL_TERMS, priced_without, term_errors
 from hrm.published.validation import validate_rows
+from hrm.rates import derive_rates
+from hrm.scenario import measure_sizes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = {row.id: row for row in bundled_rows()}
@@ -321,3 +324,21 @@ def test_figures_of_the_readme_have_not_moved_by_more_than_a_point() -> None:
         assert [float(each) for each in re.findall(figure, was)] == pytest.approx(
             [float(each) for each in re.findall(figure, now)], abs=1.0
         ), f"{refresh}: {was}"
+
+
+def test_a_row_of_overlapping_lanes_is_priced_as_a_plan_is_also_where_lanes_cross() -> None:
+    """P070's policy with 2,048 tokens: CPU attention takes over from the copies on the way."""
+    row = replace(ROWS["P070"], gen_len=2048)
+    run = run_of_row(row, VALUES)
+    sizes = measure_sizes(run.scenario)
+    rates = derive_rates(run.scenario.profile, run.scenario.formats)
+    planned = predict(run.scenario, sizes, rates, run.policy)
+    assert price_run(run).decode_s == planned.decode_s > 1.05 * planned.decode.seconds * sizes.decode_steps
+
+
+def test_a_row_of_one_generated_token_is_judged_without_a_decode_rate() -> None:
+    row = replace(ROWS["P012"], id="one", gen_len=1, total_time_s=None)
+    document = validate_rows([row], None, bundled=False)
+    predicted = document["rows"][0]["predicted"]
+    assert predicted["full"] > 0.0 and predicted["eq12_authors"] > 0.0
+    assert predicted["eq12_authors_decode_only"] is None

@@ -1,6 +1,7 @@
 """Schedules: exact timelines of a tiny model, what they refuse, and what every graph has to hold."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ TIMELINES = {
         "static_experts",
         timelines.STATIC_EXPERTS,
         STEP,
-        STATIC,
+        STATIC | {"num_micro_batches": 1},
     ),
     "CPU only": ("cpu_only", timelines.CPU_ONLY, STEP, EVERYTHING_ON_CPU),
 }
@@ -223,6 +224,19 @@ def test_lookahead_ends_with_the_micro_batches() -> None:
     assert max(ends_of(graph_of("s3", num_micro_batches=1)).values()) == 17.0
 
 
+def test_static_experts_are_copied_once_the_tokens_of_a_whole_step_lie_right_of_p1() -> None:
+    """2 tokens visit 3 experts: 576 byte, 2 x 2 x 192 FLOP. The CPU takes max(768 / 100, 576 / 250) = 7.68 s of each
+    micro-batch, a copy of the layer at 50 byte/s 15.36: two are not yet right of P1, three are."""
+    profile = tiny_profile()
+    way = replace(profile.link.host_to_device, pinned_bytes_per_s=50.0, with_opposite_bytes_per_s=50.0)
+    slow = replace(profile, link=replace(profile.link, host_to_device=way))
+    for count, copied in ((1, False), (2, False), (3, True)):
+        layout = Layout(tiny_scenario(profile=slow), policy_of(**STATIC, num_micro_batches=count))
+        assert layout.copies_experts is copied
+        ops = [task.id.op for task in schedule_graph(layout, "static_experts", STEP).tasks]
+        assert (Op.LOAD_WEIGHTS in ops) is copied
+
+
 def test_the_disk_writes_what_a_step_added_behind_the_next_reads_and_before_it_is_read_again() -> None:
     """Else the disk would wait for attention to end before it reads on."""
     scenario = tiny_scenario(profile=tiny_profile(disk=True))
@@ -255,7 +269,7 @@ def test_the_disk_writes_what_a_step_added_behind_the_next_reads_and_before_it_i
         ("streaming", GPU_ATTENTION | {"num_micro_batches": 1}, "n_ub = 1 and r_c = 0", "--kv-on-gpu 1"),
         ("s2", {"weight_slots": "experts", "ring_experts": 2}, "ring of experts", "--weight-slots 2"),
         ("s3", {"weight_slots": "experts", "ring_experts": 2}, "ring of experts", "--weight-slots 2"),
-        ("cgopipe", {"everything_on_cpu": True}, "everything on the CPU", "uses the GPU"),
+        ("cgopipe", EVERYTHING_ON_CPU, "everything on the CPU", "uses the GPU"),
         ("cpu_only", {}, "not everything on the CPU", "CPU-only plan"),
         ("static_experts", GPU_ATTENTION, "F_g = 1 and r_w = 0", "F_g = 0 and r_w > 0"),
         ("static_experts", STATIC | {"weights_on_gpu": 0.0}, "F_g = 0 and r_w = 0", "F_g = 0 and r_w > 0"),

@@ -340,7 +340,6 @@ sample/prefill/s0/l2/b1/g0 26 26
 
 STATIC_EXPERTS = """
 embed/decode/s0/l0/b0/g0 0 0
-embed/decode/s0/l0/b1/g0 0 0
 pre_attention/decode/s0/l0/b0/g0 0 1
 attention/decode/s0/l0/b0/g0 1 4
 post_attention/decode/s0/l0/b0/g0 4 6
@@ -348,31 +347,15 @@ store_hidden/decode/s0/l0/b0/g0 6 7
 experts/decode/s0/l0/b0/g0 6 8
 experts/decode/s0/l0/b0 7 9
 load_hidden/decode/s0/l0/b0/g0/part2 9 10
-pre_attention/decode/s0/l0/b1/g0 8 9
-attention/decode/s0/l0/b1/g0 9 12
-post_attention/decode/s0/l0/b1/g0 12 14
-store_hidden/decode/s0/l0/b1/g0 14 15
-experts/decode/s0/l0/b1/g0 14 16
-experts/decode/s0/l0/b1 15 17
-load_hidden/decode/s0/l0/b1/g0/part2 17 18
-pre_attention/decode/s0/l1/b0/g0 16 17
-attention/decode/s0/l1/b0/g0 17 20
-post_attention/decode/s0/l1/b0/g0 20 22
-store_hidden/decode/s0/l1/b0/g0 22 23
-experts/decode/s0/l1/b0/g0 22 24
-experts/decode/s0/l1/b0 23 25
-load_hidden/decode/s0/l1/b0/g0/part2 25 26
-lm_head/decode/s0/l2/b0/g0 26 27
-sample/decode/s0/l2/b0/g0 27 27
-pre_attention/decode/s0/l1/b1/g0 27 28
-attention/decode/s0/l1/b1/g0 28 31
-post_attention/decode/s0/l1/b1/g0 31 33
-store_hidden/decode/s0/l1/b1/g0 33 34
-experts/decode/s0/l1/b1/g0 33 35
-experts/decode/s0/l1/b1 34 36
-load_hidden/decode/s0/l1/b1/g0/part2 36 37
-lm_head/decode/s0/l2/b1/g0 37 38
-sample/decode/s0/l2/b1/g0 38 38
+pre_attention/decode/s0/l1/b0/g0 10 11
+attention/decode/s0/l1/b0/g0 11 14
+post_attention/decode/s0/l1/b0/g0 14 16
+store_hidden/decode/s0/l1/b0/g0 16 17
+experts/decode/s0/l1/b0/g0 16 18
+experts/decode/s0/l1/b0 17 19
+load_hidden/decode/s0/l1/b0/g0/part2 19 20
+lm_head/decode/s0/l2/b0/g0 20 21
+sample/decode/s0/l2/b0/g0 21 21
 """
 
 CPU_ONLY = """

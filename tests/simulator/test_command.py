@@ -203,3 +203,30 @@ def test_one_generated_token_has_a_rate_and_no_decode_step(folder: Path) -> None
     refused = hrm("simulate", "one.json", "--plot", "x.png", folder=folder)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "one token is generated" in refused.stderr
+
+
+def test_a_plan_is_not_written_over_by_its_trace_nor_one_output_by_another(folder: Path) -> None:
+    before = (folder / "plan.json").read_text()
+    for options in (("--trace", "plan.json"), ("--trace", "x.png", "--plot", "x.png")):
+        done = hrm("simulate", "plan.json", *options, folder=folder)
+        assert done.returncode == 2
+        assert "is also" in done.stderr and "Traceback" not in done.stderr
+    assert (folder / "plan.json").read_text() == before
+
+
+def test_a_plan_with_everything_on_the_cpu_and_something_on_the_gpu_is_refused(folder: Path) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    document["policy"]["everything_on_cpu"] = True
+    (folder / "odd.json").write_text(json.dumps(document))
+    done = hrm("simulate", "odd.json", folder=folder)
+    assert done.returncode == 2
+    assert "policy.everything_on_cpu" in done.stderr
+
+
+def test_the_quick_critical_path_is_that_of_the_whole_stack_within_a_percent_of_the_step(folder: Path) -> None:
+    quick, whole = (
+        json.loads(hrm("simulate", "plan.json", "--json", *options, folder=folder).stdout)
+        for options in ((), ("--trace", "whole.json"))
+    )
+    for op, seconds in whole["critical_path"].items():
+        assert quick["critical_path"].get(op, 0.0) == pytest.approx(seconds, abs=0.01 * whole["step_latency_s"]), op
