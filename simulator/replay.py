@@ -31,7 +31,7 @@ __all__ = ["Replay", "Wrap", "replay_plan", "short_step", "step_trace"]
 STRAIGHT = 1e-3
 """What a straight line between two contexts may add to the error of all decode, relative, before more are looked at."""
 
-SHORT = ((7, 3, 5), (14, 6, 12))
+SHORT = ((7, 3, 5), (10, 6, 8), (14, 6, 12))
 """Short passes that are tried in turn: repetitions of the pattern of layers, and which of them, from and to, say how
 long one takes in the steady state. The last two are left out: they have none after them to load weights for."""
 
