@@ -120,8 +120,7 @@ class AttentionTasks(WeightCopies):
         """Everything of a position up to attention on the CPU, or to the projections."""
         layout, policy, phase = self.layout, self.layout.policy, stage.phase
         after = [*self._starts_from(stage, j)]
-        if not policy.dense_weights_on_gpu:
-            after += self._weights(stage)
+        after += self._dense_weights(stage)
         if phase == "prefill":
             after += self.kv_out[-2:-1]  # two buffers for the KV cache that goes out
         alive = self.sizes.pieces(phase)

@@ -117,6 +117,7 @@ def plan(
     json_: Json = False,
 ) -> None:
     """Find the best offloading plan of a model on a machine."""
+    from hrm.executable_plans import with_executable_plan
     from hrm.model_files import find_config
     from hrm.planning import make_plan
     from hrm.plans import save_plan
@@ -155,6 +156,7 @@ def plan(
             refine=judge,
             on_progress=tell,
         )
+        found = with_executable_plan(found, sys.argv[1:], on_progress=tell)
     try:
         if output is not None:
             save_plan(found, output)
@@ -214,6 +216,97 @@ def simulate_plan(
         say(f"saved to {trace}; open it in Perfetto")
     if plot is not None:
         say(f"saved to {plot}")
+
+
+@app.command("run")
+def run_plan(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
+    ] = False,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
+    prompt_ids: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL of token ids; default: random, as long as planned.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="How many; default: one batch, or all of --prompt-ids.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where what the plan has on disk lies; default: /tmp.")
+    ] = None,
+    pace_links: Annotated[
+        bool, typer.Option("--pace-links", help="Emulated: copies take as long as the plan's links would.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the trace of the first batch, for Perfetto and hrm diff.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Whole decode steps in the trace; default: 1.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Prefill and every decode step in the trace.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the tokens, JSONL.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Run a plan with real tensors, on a CUDA GPU or emulated, and set it beside its prediction."""
+    try:
+        from runtime.run_command import run_command
+        from runtime.run_report import print_run
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        fact = f"{error.name} is not installed"
+        raise InputError(fact, where="hrm run", way_out="pip install '.[runtime]'") from None
+
+    with Progress(json_) as tell:
+        document = run_command(
+            plan_file,
+            model_dir=model_dir,
+            random_weights=random_weights,
+            layers=layers,
+            prompt_ids=prompt_ids,
+            requests=requests,
+            device=device,
+            schedule=schedule,
+            disk_dir=disk_dir,
+            paced=pace_links,
+            trace=trace,
+            steps=steps,
+            full=full,
+            output=output,
+            seed=seed,
+            on_progress=tell,
+        )
+    print_json(document) if json_ else print_screen(lambda console: print_run(document, console))
+    for path in (trace, output):
+        if path is not None:
+            say(f"saved to {path}")
+
+
+@app.command("diff")
+def diff_traces(
+    first: Annotated[Path, typer.Argument(metavar="SIMULATED", help="A trace that hrm simulate --trace wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="MEASURED", help="A trace of the same tasks, run or simulated.")],
+    top: Annotated[int, typer.Option(metavar="N", help="Show the N tasks that differ most.")] = 10,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Every task in a CSV file.")] = None,
+    json_: Json = False,
+) -> None:
+    """Set a simulated trace beside a measured one: by kind of task, lane, layer and task."""
+    from hrm.diff import check_kept, diff_files
+    from hrm.diff_tables import print_diff
+
+    document = diff_files(first, second, output=output, top=top)
+    print_json(document) if json_ else print_screen(lambda console: print_diff(document, console))
+    if output is not None:
+        say(f"saved to {output}")
+    check_kept(document)
 
 
 @app.command("sweep")
@@ -516,6 +609,58 @@ def validate_published(
     if report is not None:
         say(f"saved to {report}")
     check_bar(document)
+
+
+@validate_app.command("layer")
+def validate_layer(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Layers to measure, at least.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random weights, KV cache and tokens.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write simulated.json and measured.json there: hrm diff, Perfetto."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Run one layer of a plan, random weights at real shapes: does it take max(link, CPU, GPU)?"""
+    from hrm.layer_report import layer_document, print_layer, save_layer_traces
+    from runtime.layer_command import measure_layer
+    from simulator.layer_price import price_steps
+
+    with Progress(json_) as tell:
+        found = measure_layer(plan_file, schedule=schedule, device=device, repeats=repeats, seed=seed, tell=tell)
+        run = found.run
+        graph, predicted, simulated = price_steps(run.scenario, found.policy, found.schedule, run.steps)
+    document = layer_document(
+        graph,
+        predicted,
+        simulated,
+        run.traces,
+        counted=run.counted,
+        touched=run.touched,
+        model=run.scenario.model,
+        facts=found.facts,
+    )
+    if trace is not None:
+        save_layer_traces(
+            trace,
+            graph,
+            predicted,
+            simulated,
+            run.traces[-1],
+            scenario=run.scenario,
+            plan=found.document,
+            facts=found.facts,
+        )
+    print_json(document) if json_ else print_screen(lambda console: print_layer(document, console))
+    if trace is not None:
+        say(f"saved to {trace / 'simulated.json'} and {trace / 'measured.json'}")
 
 
 @app.command("fit")

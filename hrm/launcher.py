@@ -10,6 +10,7 @@ from hrm.graph import Hold, Op, Operator
 from hrm.holds import ACTIVATIONS, WAITING, held
 from hrm.issuing import CPU, D2H, DISK, GPU, H2D, Issued, Stage
 from hrm.layout import POST_KERNELS
+from hrm.memory import PIPELINE_DEPTH
 from hrm.weight_copies import HEAD_BUFFERS
 
 __all__ = ["Launcher"]
@@ -23,6 +24,7 @@ class Launcher(AttentionTasks):
     """Issues whole passes."""
 
     rows_out: list[Issued] = field(default_factory=list)  # stores of hidden states of prefill, in order
+    back: list[Issued] = field(default_factory=list)  # results of experts on the CPU, in order
 
     def issue(self, stages: list[Stage]) -> Iterator[bool]:
         """Issue stages of one phase; yields after every position, True where it ends a pass over the layers."""
@@ -75,7 +77,9 @@ class Launcher(AttentionTasks):
         self._write_all_kv()
 
     def _ready(self, stage: Stage, j: int) -> bool:
-        """Whether what a position starts from has been issued."""
+        """Whether what a position starts from has been issued, and its layer's first weights."""
+        if len(self.pages.get(stage, ())) < self._dense_loads(stage):
+            return False
         if stage.phase == "prefill" and stage.layer == 0:
             return True
         if stage.layer == 0:
@@ -215,7 +219,9 @@ class Launcher(AttentionTasks):
         """Experts where they lie: those in CPU memory there, those on the GPU, if any, beside them."""
         layout, here = self.layout, self.layout.policy.weights_on_gpu
         row = layout.tokens(stage.phase) * layout.row_bytes
-        stored = self.add(Op.STORE_HIDDEN, D2H, stage, (post,), micro_batch=j, bytes_moved=row)
+        # As many buffers for what goes in and comes out as micro-batches in flight: the oldest must be back.
+        free = (self.back[-PIPELINE_DEPTH],) if len(self.back) >= PIPELINE_DEPTH else ()
+        stored = self.add(Op.STORE_HIDDEN, D2H, stage, (post, *free), micro_batch=j, bytes_moved=row)
         ends: list[Issued] = []
         if here > 0:
             resident = layout.experts_of(here, operators)
@@ -224,6 +230,7 @@ class Launcher(AttentionTasks):
         work = layout.experts_of(1.0 - here, operators)
         experts = self.add(Op.EXPERTS, CPU, stage, ready, micro_batch=j, operators=work)
         back = self.add(Op.LOAD_HIDDEN, H2D, stage, (experts,), micro_batch=j, part=2, bytes_moved=row, each=True)
+        self.back.append(back)
         return (*ends, back)
 
     def _outgoing_holds(self, stage: Stage) -> tuple[Hold, ...]:

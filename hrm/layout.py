@@ -48,9 +48,20 @@ class PageBytes:
         """Bytes that come from CPU memory."""
         return self.experts + self.dense
 
-    def cut(self, count: int) -> PageBytes:
-        """One of so many equal pieces."""
-        return PageBytes(self.experts / count, self.disk / count, self.dense / count)
+    def before(self, number: int, count: int) -> PageBytes:
+        """What comes before piece `number` of `count` equal ones: dense weights first, as a layer starts with them."""
+        cpu = self.cpu * number / count
+        dense = self.dense if number == count else min(self.dense, cpu)
+        return PageBytes(max(0.0, cpu - dense), self.disk * number / count, dense)
+
+    def piece(self, number: int, count: int) -> PageBytes:
+        """Piece `number` of `count` equal ones."""
+        low, high = self.before(number, count), self.before(number + 1, count)
+        return PageBytes(high.experts - low.experts, high.disk - low.disk, high.dense - low.dense)
+
+    def dense_pieces(self, count: int) -> int:
+        """Of `count` equal pieces the first so many have all dense weights."""
+        return math.ceil(self.dense * count / self.cpu - 1e-9) if self.dense > 0 else 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hrm.cost import Formats
 from hrm.diverse import Refinement
 from hrm.dtypes import KV_DTYPES, WEIGHT_DTYPES, parse_dtype
 from hrm.errors import InputError
+from hrm.executable import ExecutablePlan, Execution, describe_execution
 from hrm.pins import Pins
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse, Phase, Prediction
@@ -85,6 +86,8 @@ class PlanInputs:
     max_hours : float
         Bound on one batch [h].
     pins : Pins
+    command : tuple of str
+        Words of the command as typed, after ``hrm``; none where a program made the plan.
     """
 
     hardware: Mapping[str, Any]
@@ -92,6 +95,13 @@ class PlanInputs:
     cost_model: CostModel
     max_hours: float
     pins: Pins
+    command: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of the model's config.json, none where only its name was given."""
+        found: Mapping[str, Any] = self.model.get("config", {})
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +126,8 @@ class Plan:
         What a person should know before trusting the plan; what was assumed.
     refinement : Refinement or None
         What the simulator made of the best plans by prediction; None where it was not asked.
+    executable_plan : ExecutablePlan or None
+        The best plan that the runtime can run, where this is none and there is one (`hrm.executable`).
     """
 
     scenario: Scenario
@@ -130,6 +142,18 @@ class Plan:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refinement: Refinement | None = None
+    executable_plan: ExecutablePlan | None = None
+
+    @property
+    def execution(self) -> Execution:
+        """Whether the runtime can run it, and this machine now."""
+        return describe_execution(
+            self.scenario,
+            self.policy,
+            config=self.inputs.config,
+            cost_model=self.inputs.cost_model,
+            memory=self.prediction.memory,
+        )
 
     @property
     def calibrated(self) -> bool:
@@ -188,6 +212,7 @@ class Plan:
             "cost_model": self.inputs.cost_model,
             "max_hours": self.inputs.max_hours,
             "pins": self.inputs.pins.given,
+            "command": list(self.inputs.command),
         }
         if complete:
             profile, model = self.scenario.profile, self.scenario.model
@@ -251,6 +276,8 @@ class Plan:
                 "break_even_tokens": points.break_even_tokens,
             },
             "refinement": None if self.refinement is None else self.refinement.to_dict(),
+            "executable": self.execution.to_dict(),
+            "executable_plan": None if self.executable_plan is None else self.executable_plan.to_dict(),
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

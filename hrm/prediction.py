@@ -37,7 +37,7 @@ from hrm.policy import Policy
 from hrm.rates import Rates
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes
 
-__all__ = ["MemoryUse", "Phase", "Prediction", "memory_use", "pass_seconds", "predict"]
+__all__ = ["MemoryUse", "Phase", "Prediction", "memory_by_phase", "memory_use", "pass_seconds", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +210,12 @@ def _use(terms: Terms, values: Mapping[str, float], limit: float, phase: str) ->
 
 def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:
     """Peak bytes of every level under a policy, itemised; the phase with the higher peak is shown."""
+    every = memory_by_phase(scenario, sizes, policy)
+    return {level: max(uses, key=lambda use: use.peak_bytes) for level, uses in every.items()}
+
+
+def memory_by_phase(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, list[MemoryUse]]:
+    """Bytes of every level under a policy, itemised: of decode and prefill where they differ."""
     batch = _batch(policy)
     capacity = float(kv_capacity_bytes(scenario, sizes, batch.size))
     values = unknowns_of(policy, sizes, capacity)
@@ -238,12 +244,11 @@ def memory_use(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, Me
             prefill_micro_batches=n_p,
         ),
     }
-    uses = [_use(terms, values, limits["gpu"], phase) for phase, terms in phases.items()]
     host = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=n_p)
     return {
-        "gpu": max(uses, key=lambda use: use.peak_bytes),
-        "cpu": _use(host, values, limits["cpu"], "prefill"),
-        "disk": _use(disk_terms(), values, limits["disk"], "always"),
+        "gpu": [_use(terms, values, limits["gpu"], phase) for phase, terms in phases.items()],
+        "cpu": [_use(host, values, limits["cpu"], "prefill")],
+        "disk": [_use(disk_terms(), values, limits["disk"], "always")],
     }
 
 

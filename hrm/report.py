@@ -61,7 +61,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print()
     console.print(_grid(_memory(plan)))
     console.print()
-    console.print(_grid(_worth(plan)))
+    console.print(_grid([*_worth(plan), *_runs(plan)]))
     console.print()
     if plan.refinement is not None:
         console.print(_grid([("simulation", _changes(plan.refinement))]))
@@ -338,6 +338,20 @@ def _worth(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "trivial plans", escape("; ".join(trivial))
     for index, each in enumerate(plan.alternatives):
         yield "" if index else "instead", escape(_alternative(each, plan.prediction.throughput_tokens_per_s))
+
+
+def _runs(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Whether the runtime can run it, here and now, and the best plan that it can where it cannot run this one."""
+    from rich.markup import escape
+
+    execution, other = plan.execution, plan.executable_plan
+    can = {(True, True): "yes, here", (True, False): "yes, not here"}.get((execution.supported, execution.here))
+    yield "can be run", escape(f"{can or 'no'}: {execution.why}")
+    if other is not None:
+        rate = other.throughput_tokens_per_s
+        share = rate / plan.prediction.throughput_tokens_per_s
+        differs = ", ".join(other.differences)
+        yield "runnable", escape(f"{rate:,.2f} token/s, {share:.2f}x, with {differs}: {other.command}")
 
 
 def _alternative(each: Alternative, throughput: float) -> str:

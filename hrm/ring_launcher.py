@@ -113,6 +113,10 @@ class RingLauncher(Launcher):
         ahead = self.read_ahead.get(stage, {}).get(j)
         return ahead if ahead is not None else Launcher._read_kv(self, stage, j)
 
+    def _dense_loads(self, stage: Stage) -> int:
+        """All of them come in one load of their own."""
+        return len(self.pages.get(stage, ()))
+
     def _comes(self, stage: Stage) -> bool:
         """Whether the next load of the ring is for this stage."""
         return bool(self.coming) and self.coming[0][0] == stage

@@ -21,7 +21,7 @@ from hrm.layout import Layout
 from hrm.policy import Policy
 from hrm.ring_launcher import RingLauncher
 
-__all__ = ["SCHEDULES", "Steps", "check_schedule", "held_before", "schedule_graph"]
+__all__ = ["SCHEDULES", "Steps", "check_schedule", "held_before", "middle_steps", "schedule_graph"]
 
 
 class Steps(NamedTuple):
@@ -30,6 +30,34 @@ class Steps(NamedTuple):
     prefill: bool = False
     first: int = 0
     last: int = 0
+
+
+def middle_steps(decode_steps: int, count: int = 1) -> tuple[Steps, Steps]:
+    """The decode steps that a trace shows, from the middle of a batch; and those with a neighbour on either side.
+
+    Neighbours fill and drain the pipeline, so that the steps between them run as they do within a batch.
+
+    Parameters
+    ----------
+    decode_steps : int
+        Of the batch, at least one.
+    count : int
+        Consecutive steps to show.
+
+    Raises
+    ------
+    InputError
+        More steps than there are.
+    """
+    if not 1 <= count <= max(1, decode_steps):
+        raise InputError(
+            f"{count} of {decode_steps} decode steps" if decode_steps else "one generated token takes no decode step",
+            where="--steps",
+            way_out=f"from 1 to {decode_steps}" if decode_steps > 1 else "1, or leave it out",
+        )
+    first = min(decode_steps // 2, decode_steps - count)
+    shown = Steps(first=first, last=first + count)
+    return shown, Steps(first=max(0, first - 1), last=min(decode_steps, first + count + 1))
 
 
 SCHEDULES: Mapping[str, Schedule] = {

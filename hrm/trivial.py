@@ -26,6 +26,9 @@ __all__ = ["Trivial", "cpu_only_memory", "cpu_only_prediction", "predict_policy"
 BATCHES_ON_GPU = 16
 """Batches all in GPU memory that are priced, the largest that fit."""
 
+LANDING_LAYERS = 2
+"""Layers of experts from disk in CPU memory at a time: one in use while the next is read."""
+
 CPU_PREFILL = 64.0
 """Requests of a prefill micro-batch on the CPU: enough for its products to be bound by FLOPs."""
 
@@ -142,7 +145,9 @@ def _cpu_only(scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, max_se
     limits = limit_bytes(scenario.profile)
     missing = total(_cpu_only_terms(scenario, sizes, sizes_tried, micro, 0.0).values()).at({}) - limits["cpu"]
     row = scenario.model.hidden_size * sizes.expert_bytes / scenario.model.streamed_expert_parameters
-    rows = np.ceil(missing / sizes.streamed_layers / row) + 1.0
+    # Of what goes to disk two layers are in memory at a time. Whole rows, of the three matrices together.
+    freed = sizes.streamed_layers - LANDING_LAYERS
+    rows = np.ceil(missing / freed / row) + 3.0 if freed > 0 else np.inf
     share = np.where(missing > 0, rows * row / sizes.layer_expert_bytes, 0.0)
     on_disk = share * sizes.streamed_bytes
     fits = (share <= 1.0) & (on_disk <= limits["disk"])
@@ -195,6 +200,7 @@ def _cpu_only_terms(scenario: Scenario, sizes: Sizes, size: Number, micro: Numbe
     width = 2 * model.hidden_size + model.streamed_top_k * expert
     terms: dict[str, Number] = {
         "expert weights": sizes.streamed_bytes - on_disk,
+        "disk landing buffers": on_disk * (LANDING_LAYERS / sizes.streamed_layers),
         "non-expert weights": sizes.dense_bytes,
         "embedding": sizes.embedding_bytes,
         "lm_head": 0.0 if sizes.tied else sizes.lm_head_bytes,

@@ -62,17 +62,22 @@ class WeightCopies(Issuer):
 
     def _bring(self, stage: Stage, page: int) -> None:
         """Copy one page to the GPU; what is not pinned, or on disk, passes the pinned ring in pieces."""
-        whole, pinned = self._stage_bytes(stage), self.layout.policy.pin_weights
+        whole = self._stage_bytes(stage)
         self.pages.setdefault(stage, [])
         if whole.total <= 0:
             return
-        size = whole.cut(self._num_pages(stage))
-        pieces = max(1, math.ceil((size.disk + (0.0 if pinned else size.cpu)) / PIECE_BYTES - 1e-9))
-        first = (stage.group * self._num_pages(stage) + page) * pieces
+        pieces, count = self._pieces_of_page(stage), self._num_pages(stage)
         free = self._slot(stage)
-        for piece in range(pieces):
-            self._bring_piece(stage, first + piece, size.cut(pieces), free)
+        for piece in range(page * pieces, (page + 1) * pieces):
+            size = whole.piece(piece, count * pieces)
+            self._bring_piece(stage, stage.group * count * pieces + piece, size, free)
         self.pieces[(stage, page)] = self.pages[stage][-1]
+
+    def _pieces_of_page(self, stage: Stage) -> int:
+        """Pieces in which a page passes the pinned ring, if it passes it."""
+        whole, pages = self._stage_bytes(stage), self._num_pages(stage)
+        through = whole.disk + (0.0 if self.layout.policy.pin_weights else whole.cpu)
+        return max(1, math.ceil(through / pages / PIECE_BYTES - 1e-9))
 
     def _bring_piece(
         self, stage: Stage, page: int, size: PageBytes, free: tuple[Issued, ...], part: int | None = None
@@ -114,13 +119,24 @@ class WeightCopies(Issuer):
     def _slot(self, stage: Stage) -> tuple[Issued, ...]:
         """What a page waits for until its slot, or the lm_head's buffer, is free."""
         if stage.layer == self.layout.num_layers:
-            number = self.head_loads - HEAD_BUFFERS
+            number = self.head_loads - min(HEAD_BUFFERS, self.layout.head_pieces())  # a small one has one buffer
             self.head_loads += 1
             return (self.heads[number],) if number >= 0 else ()
         if not self.holders or self.holders[-1] != stage:
             self.holders.append(stage)
         slots = 1 if self.layout.policy.weight_slots == 1 else 2
         return self.freed[self.holders[-1 - slots]] if len(self.holders) > slots else ()
+
+    def _dense_loads(self, stage: Stage) -> int:
+        """Loads of a stage until all its streamed non-expert weights are there, which come first."""
+        if self.layout.policy.dense_weights_on_gpu:
+            return 0
+        return self._stage_bytes(stage).dense_pieces(self._num_pages(stage) * self._pieces_of_page(stage))
+
+    def _dense_weights(self, stage: Stage) -> list[Issued]:
+        """What to wait for until a stage's non-expert weights are there."""
+        needed = self._dense_loads(stage)
+        return self.pages[stage][needed - 1 : needed] if needed else []
 
     def _weights(self, stage: Stage) -> list[Issued]:
         """What to wait for until a stage's weights are there: its last page, since a lane takes copies in order."""

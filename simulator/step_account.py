@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hrm.errors import InputError
 from hrm.graph import Op, TaskGraph
 from hrm.policy import Policy
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario
-from hrm.schedules import Steps
+from hrm.schedules import middle_steps
 from hrm.trace import Trace
 from simulator.contention import Sharing, sharing_of
 from simulator.critical_path import WAITING, Window, find_critical_path, seconds_on_path, step_window
@@ -140,16 +139,10 @@ def run_step(
         More steps than there are, or the schedule cannot run the policy.
     """
     decode = scenario.workload.generation_length - 1
-    if not 1 <= steps <= max(1, decode):
-        raise InputError(
-            f"{steps} of {decode} decode steps" if decode else "one generated token takes no decode step",
-            where="--steps",
-            way_out=f"from 1 to {decode}" if decode > 1 else "1, or leave it out",
-        )
+    shown, wanted = middle_steps(decode, steps)
     if decode == 0:
         return None
-    first = min(decode // 2, decode - steps)
-    wanted = Steps(first=max(0, first - 1), last=min(decode, first + steps + 1))
+    first = shown.first
     graph, trace = step_trace(scenario, policy, schedule, step=first, contention=contention, steps=wanted, wrap=change)
     rates = derive_rates(scenario.profile, scenario.formats)
     alone = roofline_durations(rates, shared=contention)

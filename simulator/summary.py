@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm.errors import InputError
 from hrm.gantt import Panel, draw_timelines, layer_panel
-from hrm.graph import TaskGraph
 from hrm.layout import Layout
 from hrm.plans import read_plan_document
 from hrm.plots import check_figure_path, save_figure
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
-from hrm.schedules import check_schedule
-from hrm.trace import Trace, chrome_events
+from hrm.schedules import Steps, check_schedule
+from hrm.trace_files import facts_of_plan, write_trace
 from hrm.trivial import predict_policy
 from simulator.critical_path import step_window
-from simulator.replay import Replay, replay_plan
+from simulator.durations import roofline_durations
+from simulator.replay import Replay, replay_plan, step_trace
 from simulator.skew import wrap
 from simulator.step_account import StepAccount, StepRun, account_for_step, account_in_short, run_step
 
@@ -32,7 +31,6 @@ __all__ = [
     "check_output",
     "replay_document",
     "run_figure",
-    "save_trace",
     "simulate_command",
     "workload_in_words",
 ]
@@ -63,7 +61,7 @@ def simulate_command(
     steps : int, optional
         Decode steps that the trace and the picture show, whole; by default one, the picture two layers of it.
     full : bool
-        Replay every task of every step.
+        Replay every task of every step; without `steps` the trace has them all, and prefill.
     contention : bool
         Let lanes share memory, link and cores.
     trace, plot : Path, optional
@@ -123,7 +121,22 @@ def simulate_command(
         **replay_document(replay, prediction, account, num_layers=layers, schedule=name, contention=contention),
     }
     if run is not None and trace is not None:
-        save_trace(run.graph, run.trace, trace)
+        graph, shown = run.graph, run.trace
+        if full and steps is None:
+            tell("replaying every task for its trace")
+            every = Steps(prefill=True, last=scenario.workload.generation_length - 1)
+            graph, shown = step_trace(scenario, policy, name, step=0, contention=contention, wrap=change, steps=every)
+        origin = {"contention": "on" if contention else "off"}
+        if change is not None:
+            origin |= {"jitter": f"{jitter:g}", "routing skew": f"{routing_skew:g}", "seed": str(seed)}
+        alone = roofline_durations(rates)
+        write_trace(
+            graph,
+            shown,
+            trace,
+            plan_facts=facts_of_plan(scenario, saved, schedule=name, origin=origin),
+            predicted_s=[alone(task) for task in graph.tasks],
+        )
     if run is not None and plot is not None:
         tell("drawing")
         rate = f"{replay.throughput_tokens_per_s:,.4g} token/s"
@@ -272,17 +285,3 @@ def run_figure(run: StepRun, *, title: str, whole: bool = False) -> Figure:
     words = f"decode step {run.first}" if len(steps) == 1 else f"decode steps {run.first} to {run.last - 1}"
     start, end = run.window
     return draw_timelines([Panel(title=words, trace=run.trace, start_s=start, end_s=end, marks=ends)], title=title)
-
-
-def save_trace(graph: TaskGraph, trace: Trace, path: Path) -> None:
-    """Write a trace that Perfetto and chrome://tracing open.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
-    try:
-        path.write_text(json.dumps(chrome_events(graph, trace)), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where=f"--trace: {path}") from None

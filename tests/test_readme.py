@@ -190,6 +190,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "",
         "plan",
         "simulate",
+        "diff",
         "compare",
         "sweep",
         "roofline",
@@ -221,6 +222,10 @@ def test_documented_options_are_those_of_plan() -> None:
 def test_simulate_options_are_documented() -> None:
     documented = {word for row in tables(CLI)["option | what it does"] for word in code_words(row[0])}
     assert documented == options_of("simulate") | negations_of("simulate")
+
+
+def test_diff_options_are_documented() -> None:
+    assert options_of("diff") == {word for row in tables(CLI)["option | in a diff"] for word in code_words(row[0])}
 
 
 def test_compare_options_are_documented() -> None:
@@ -295,7 +300,7 @@ def test_documented_keys_are_those_of_the_json_document(document: dict[str, Any]
 
 def test_keys_of_the_smaller_objects_are_documented_too(document: dict[str, Any]) -> None:
     rows = {code_words(row[0])[0]: set(code_words(row[1])) for row in tables(CLI)["key | what it is"]}
-    for key in ("parallelism", "solver", "turning_points", "inputs"):
+    for key in ("parallelism", "solver", "turning_points", "inputs", "executable"):
         assert set(document[key]) <= rows[key], key
     assert set(document["memory"]) | set(document["memory"]["gpu"]) <= rows["memory"]
     assert set(document["trivial_plans"][0]) <= rows["trivial_plans"]

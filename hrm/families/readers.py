@@ -124,7 +124,10 @@ def _add_qwen_experts(spec: ModelSpec, keys: ConfigKeys, *, mlp_only_layers_requ
         keys.assume("mlp_only_layers", "[]", "as Qwen2-MoE files do not carry it")
         dense = ()
     moe_layers = [layer not in dense and (layer + 1) % step == 0 for layer in range(spec.n_layers)]
-    return add_experts(spec, keys, experts_key="num_experts", ffn_key="moe_intermediate_size", moe_layers=moe_layers)
+    # transformers 5 writes the experts of Qwen3-MoE under the name of another family.
+    renamed = keys.has("num_local_experts") and not keys.has("num_experts")
+    experts_key = "num_local_experts" if renamed else "num_experts"
+    return add_experts(spec, keys, experts_key=experts_key, ffn_key="moe_intermediate_size", moe_layers=moe_layers)
 
 
 def _add_qwen_windows(spec: ModelSpec, keys: ConfigKeys) -> ModelSpec:

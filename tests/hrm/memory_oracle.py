@@ -269,6 +269,7 @@ def _cpu_only(
     rows = 2 * model.hidden_size + visits
     cpu = {
         "experts": (1.0 - policy.weights_on_disk) * weights["experts"],
+        "two layers from disk": 2.0 * policy.weights_on_disk * weights["layer"],
         "other weights": weights["dense"] + weights["embedding"] + weights["head_stored"],
         "KV cache": float(need.batch_kv_bytes),
         "hidden states": need.batch_prompt_tokens * model.hidden_size * value,

@@ -1,0 +1,113 @@
+"""Attention on the GPU level: over prompts, and over the KV cache with one new token per request.
+
+On CUDA both go through torch's memory-efficient kernel (`runtime.cuda_attention`), which takes requests of any length
+side by side and runs on all GPUs since Maxwell (T4 included); where it fails its check, plain products take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.cpu_attention import attend_decode
+from runtime.cuda_attention import attend_cache_plainly, attend_cache_ragged, attend_prompts_ragged, kernel_works
+
+__all__ = ["attend_cache", "attend_prompts"]
+
+
+def attend_prompts(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], *, scale: float, window: int | None = None
+) -> Tensor:
+    """Causal attention of every prompt over itself.
+
+    Parameters
+    ----------
+    q, k, v : Tensor
+        [T, H, d], [T, G, d] twice: the prompts one after the other.
+    lengths : sequence of int
+        Tokens of each prompt.
+
+    Returns
+    -------
+    Tensor
+        [T, H * d].
+    """
+    windowed = window is not None and window < max(lengths)
+    if q.is_cuda and kernel_works(q.device, q.dtype, q.shape[-1], windowed=windowed):
+        return attend_prompts_ragged(q, k, v, lengths, scale=scale, window=window)
+    out = torch.empty_like(q)
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    alike: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        alike.setdefault(length, []).append(number)
+    for length, members in alike.items():  # prompts of one length in one call
+        rows = torch.cat(
+            [torch.arange(starts[number], starts[number] + length, device=q.device) for number in members]
+        )
+        sides = [
+            (each if len(alike) == 1 else each[rows]).view(len(members), length, -1, q.shape[-1]).transpose(1, 2)
+            for each in (q, k, v)
+        ]
+        if sides[0].dtype == torch.float16 and not q.is_cuda:
+            sides = [side.float() for side in sides]
+        mask = None
+        if window is not None and window < length:
+            place = torch.arange(length, device=q.device)
+            distance = place[:, None] - place[None, :]
+            mask = (distance >= 0) & (distance < window)
+        found = F.scaled_dot_product_attention(
+            sides[0],
+            sides[1],
+            sides[2],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=sides[0].shape[1] != sides[1].shape[1],
+        )
+        found = found.transpose(1, 2).reshape(-1, *q.shape[1:]).to(q.dtype)
+        if len(alike) == 1:
+            out = found
+        else:
+            out[rows] = found
+    return out.reshape(q.shape[0], -1)
+
+
+def attend_cache(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    longest: int,
+    threads: int,
+) -> None:
+    """Attention of one new token per request over its cache, on whatever device the tensors are.
+
+    Parameters
+    ----------
+    q, out : Tensor
+        [B, H, d].
+    keys, values : Tensor
+        [T, G, d], the new token's among them.
+    first, lengths : Tensor
+        int64 [B]: first token row of each request, and tokens to attend to.
+    longest : int
+        The most of `lengths`.
+    """
+    if not q.is_cuda:
+        attend_decode(q, keys, values, first, lengths, out, scale=scale, window=window, threads=threads)
+        return
+    if window is not None:
+        skipped = (lengths - window).clamp(min=0)
+        first, lengths, longest = first + skipped, lengths - skipped, min(longest, window)
+    attend = attend_cache_ragged if kernel_works(q.device, keys.dtype, q.shape[-1]) else attend_cache_plainly
+    attend(q, keys, values, first, lengths, out, scale=scale, longest=longest)

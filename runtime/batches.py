@@ -1,0 +1,80 @@
+"""Requests into batches that a policy can run, the last and the odd ones with a policy of their own size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hrm.batching import MicroBatch, Request, assign_batch
+from hrm.errors import InputError
+from hrm.policy import Policy
+
+__all__ = ["SizedBatch", "cut_batches"]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedBatch:
+    """Micro-batches, and the policy with their number and size."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    policy: Policy
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests."""
+        return tuple(request for part in self.micro_batches for request in part.requests)
+
+
+def cut_batches(requests: Sequence[Request], policy: Policy) -> Iterator[SizedBatch]:
+    """Batches of a stream of requests by Algorithm 2, in the order they run.
+
+    Raises
+    ------
+    InputError
+        A request fits no empty micro-batch.
+    """
+    budget = policy.micro_batch_token_budget
+    for request in requests:
+        if budget and request.tokens > budget:
+            raise InputError(
+                f"request {request.index} has {request.tokens:,} tokens with what is generated, a micro-batch of the "
+                f"plan holds {budget:,}",
+                where="requests",
+                way_out="hrm plan --prompts FILE for these prompts",
+            )
+    budget = budget or sum(request.tokens for request in requests) or 1
+    queue, waiting = list(requests), 0
+    while queue:
+        taken, queue = queue[: policy.batch_size], queue[policy.batch_size :]
+        batch, deferred, _ = assign_batch(
+            taken,
+            num_micro_batches=min(policy.num_micro_batches, -(-len(taken) // policy.micro_batch_size)),
+            micro_batch_size=policy.micro_batch_size,
+            token_budget=budget,
+            num_waiting=min(waiting, len(taken)),
+        )
+        parts = list(batch.micro_batches)
+        while (sized := _sized(parts, policy)) is None:  # too few requests for so many: the smallest part waits
+            smallest = min(parts, key=lambda part: part.size)
+            parts.remove(smallest)
+            deferred = (*deferred, *smallest.requests)
+        waiting = len(deferred)
+        queue = [*sorted(deferred, key=lambda request: request.index), *queue]
+        yield SizedBatch(tuple(parts), sized)
+
+
+def _sized(parts: Sequence[MicroBatch], policy: Policy) -> Policy | None:
+    """The policy for as many requests as there are, or None where they do not make so many micro-batches."""
+    size, count = sum(part.size for part in parts), len(parts)
+    if size == policy.batch_size and count == policy.num_micro_batches:
+        return policy
+    micro = -(-size // count)
+    if not micro * (count - 1) < size <= micro * count:
+        return None
+    return replace(
+        policy,
+        batch_size=size,
+        micro_batch_size=micro,
+        num_micro_batches=count,
+        prefill_micro_batch_size=min(policy.prefill_micro_batch_size, size),
+    )

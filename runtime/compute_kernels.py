@@ -1,0 +1,345 @@
+"""Kernels of the GPU lane and of the CPU lane: what each (op, lane) computes with real tensors.
+
+A kernel takes the state of the batch and a task. The same arithmetic serves both lanes; what differs is where tensors
+lie, how many threads a lane has, and how results go on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hrm.graph import Op, Task
+from runtime.attention import attend_cache, attend_prompts
+from runtime.bindings import StageKey
+from runtime.experts import Routing, apply_segments, group_visits, join_routings
+from runtime.layers import linear, mlp, normalise, project_qkv, route, shared_expert
+from runtime.run_state import Position, RunState
+from runtime.threads import lane_threads
+
+__all__ = [
+    "attend_on_cpu",
+    "attend_on_gpu",
+    "compute_experts_on_cpu",
+    "compute_experts_on_gpu",
+    "embed_on_cpu",
+    "embed_on_gpu",
+    "finish_layer",
+    "give_logits",
+    "sample_tokens",
+    "start_layer",
+]
+
+
+def position_of(task: Task) -> Position:
+    """Phase and micro-batch of a task."""
+    assert task.id.micro_batch is not None
+    return task.id.phase, task.id.micro_batch
+
+
+def _token_ids(run: RunState, task: Task) -> Tensor:
+    position = position_of(task)
+    rows = run.rows(position)
+    if task.id.phase == "prefill":
+        return torch.cat([run.prompts[row] for row in rows])
+    return run.generated[rows[0] : rows[-1] + 1, task.id.step]
+
+
+def embed_on_gpu(run: RunState, task: Task) -> None:
+    """Look up tokens where the table is on the GPU."""
+    ids = _token_ids(run, task).to(run.device.torch_device, non_blocking=True)
+    run.put_hidden(position_of(task), run.store.top["embedding"][ids])
+
+
+def embed_on_cpu(run: RunState, task: Task) -> None:
+    """Look up tokens in CPU memory; a copy takes them on unless everything is there."""
+    found = run.store.top["embedding"][_token_ids(run, task).cpu()]
+    if run.layout.policy.everything_on_cpu:
+        run.put_hidden(position_of(task), found)
+    else:
+        run.embedded[position_of(task)] = found
+
+
+def _positions(run: RunState, task: Task) -> Tensor:
+    """Place of every token of a task's micro-batch in its sequence [T]."""
+    lengths = run.lengths(position_of(task))
+    if task.id.phase == "prefill":
+        found = torch.cat([torch.arange(length) for length in lengths])
+    else:
+        found = torch.tensor(lengths) + task.id.step
+    return found.to(run.device.torch_device, non_blocking=True)
+
+
+def start_layer(run: RunState, task: Task) -> None:
+    """Norm and projections of queries, keys and values."""
+    position, stage = position_of(task), run.stage(task.id)
+    run.add_pending(position)
+    weights = run.store.dense(stage.layer, run.slot(stage))
+    x = normalise(run.hidden_of(position), weights["input_norm"], run.numerics)
+    found = run.at(position)
+    found.qkv = project_qkv(x, weights, run.heads, run.numerics, run.rotary, _positions(run, task))
+    if task.id.phase == "decode" and run.layout.policy.attention_on_gpu and run.layout.policy.kv_on_gpu < 1.0:
+        run.new_kv[("decode", task.id.step, stage.layer, position[1])] = found.qkv[1], found.qkv[2]
+    found.attended = torch.empty(
+        (x.shape[0], run.heads.query * run.heads.width), dtype=x.dtype, device=run.device.torch_device
+    )
+
+
+def attend_on_gpu(run: RunState, task: Task) -> None:
+    """Attention on the GPU: over prompts, or over what of the KV cache is there or in a slot."""
+    if task.id.phase == "prefill":
+        _attend_prompts(run, task)
+        return
+    position, layer = position_of(task), task.id.layer
+    found, j = run.at(position), position[1]
+    assert found.qkv is not None and found.attended is not None
+    here = run.index(j, "gpu")
+    if len(here):
+        pool = run.cache.pools["gpu"].memory
+        assert pool is not None
+        first, prompts = here.first_gpu, here.prompts_gpu
+        _attend_rows(run, task, pool[layer], here.part, first, prompts, here.longest)
+    if not run.layout.policy.attention_on_gpu:
+        return
+    for tier in ("cpu", "disk"):
+        there = run.index(j, tier)
+        if len(there):
+            number = run.bindings.numbers[(Op.LOAD_KV, "decode", task.id.step, layer, j)]
+            base = run.cache.base(tier, j) - (run.cache.span("cpu", j) if tier == "disk" else 0)
+            slot = run.cache.slots[number]
+            _attend_rows(run, task, slot, there.part, there.first_gpu - base, there.prompts_gpu, there.longest)
+
+
+def _attend_rows(
+    run: RunState, task: Task, memory: Tensor, part: slice, first: Tensor, prompts: Tensor, longest: int
+) -> None:
+    """Add the new token of some requests to memory [2, T, G, d] and attend over it."""
+    found, step = run.at(position_of(task)), task.id.step
+    assert found.qkv is not None and found.attended is not None
+    q, k, v = (each[part] for each in found.qkv)
+    place = first + prompts + step
+    memory[0].index_copy_(0, place, k.to(memory.dtype))
+    memory[1].index_copy_(0, place, v.to(memory.dtype))
+    attend_cache(
+        q,
+        memory[0],
+        memory[1],
+        first,
+        prompts + (step + 1),
+        found.attended[part].view(-1, run.heads.query, run.heads.width),
+        scale=run.numerics.attention_scale,
+        window=run.window(task.id.layer),
+        longest=longest + step + 1,
+        threads=lane_threads(),
+    )
+
+
+def _attend_prompts(run: RunState, task: Task) -> None:
+    """Attention over prompts; what stays on this level of their KV cache is put there."""
+    position, layer = position_of(task), task.id.layer
+    found, lengths = run.at(position), run.lengths(position)
+    assert found.qkv is not None
+    q, k, v = found.qkv
+    found.attended = attend_prompts(q, k, v, lengths, scale=run.numerics.attention_scale, window=run.window(layer))
+    home = "cpu" if run.layout.policy.everything_on_cpu else "gpu"
+    pool, leaves, start = run.cache.pools[home], False, 0
+    for row, length in zip(run.rows(position), lengths, strict=True):
+        first = pool.first.get(row)
+        if first is None:
+            leaves = True
+        else:
+            assert pool.memory is not None
+            pool.memory[layer, 0, first : first + length].copy_(k[start : start + length])
+            pool.memory[layer, 1, first : first + length].copy_(v[start : start + length])
+        start += length
+    if leaves:
+        run.new_kv[("prefill", 0, layer, position[1])] = k, v
+
+
+def attend_on_cpu(run: RunState, task: Task) -> None:
+    """Attention where the KV cache lies, in CPU memory or in a buffer it was read into; keeps the new token."""
+    position, layer, step = position_of(task), task.id.layer, task.id.step
+    j, everything = position[1], run.layout.policy.everything_on_cpu
+    if task.id.phase == "prefill":
+        _attend_prompts(run, task)
+        return
+    if everything:
+        found = run.at(position)
+        assert found.qkv is not None and found.attended is not None
+        q, k, v = found.qkv
+        out, offset = found.attended.view(-1, run.heads.query, run.heads.width), 0
+    else:
+        number = run.bindings.numbers[(Op.OFFLOAD_QKV, "decode", step, layer, j)]
+        offset = run.placement.decode[j].on_gpu
+        count = run.placement.decode[j].size - offset
+        q, k, v = run.split_qkv(run.pinned_qkv[number], count)
+        out = run.pinned_results[number][:count].view(-1, run.heads.query, run.heads.width)
+    for tier in ("cpu", "disk"):
+        there = run.index(j, tier)
+        if not len(there):
+            continue
+        part = slice(there.part.start - offset, there.part.stop - offset)
+        first = there.first
+        if tier == "cpu":
+            pool = run.cache.pools["cpu"].memory
+            assert pool is not None
+            memory = pool[layer]
+        else:
+            memory = run.landings[(step, layer, j)]
+            first = first - run.cache.base("disk", j)
+        place = first + there.prompts + step
+        memory[0].index_copy_(0, place, k[part].to(memory.dtype))
+        memory[1].index_copy_(0, place, v[part].to(memory.dtype))
+        attend_cache(
+            q[part],
+            memory[0],
+            memory[1],
+            first,
+            there.prompts + (step + 1),
+            out[part],
+            scale=run.numerics.attention_scale,
+            window=run.window(layer),
+            longest=there.longest + step + 1,
+            threads=lane_threads(),
+        )
+        if tier == "disk":
+            run.keep_for_disk(task.id, k[part], v[part])
+            run.cache.give_landing(run.landings.pop((step, layer, j)))
+
+
+def finish_layer(run: RunState, task: Task) -> None:
+    """Output projection, router, shared expert; and the routed experts where they are on this level."""
+    position, stage = position_of(task), run.stage(task.id)
+    layer, found, policy = stage.layer, run.at(position), run.layout.policy
+    slot = run.slot(stage)
+    weights = run.store.dense(layer, slot)
+    hidden = run.hidden_of(position)
+    assert found.attended is not None
+    hidden.add_(linear(found.attended, weights["o"], weights.get("o_bias")))
+    found.attended = found.qkv = None
+    x = normalise(hidden, weights["post_norm"], run.numerics)
+    if "dense_w1" in weights:
+        hidden.add_(mlp(x, weights["dense_w1"], weights["dense_w3"], weights["dense_w2"]))
+        return
+    shared = shared_expert(x, weights)
+    if shared is not None:
+        hidden.add_(shared)
+    routing = _route(run, x, weights)
+    if run.on_experts is not None:
+        run.on_experts(task.id, routing)
+    here = task.id.phase == "prefill" or run.experts_on_gpu
+    if policy.everything_on_cpu or run.store.rings or not here:
+        found.normed, found.routing = x, routing
+        return
+    apply_segments(x, run.store.on_gpu(layer, slot), routing, hidden, threads=lane_threads())
+
+
+def _route(run: RunState, x: Tensor, weights: dict[str, Tensor]) -> Routing:
+    model = run.layout.scenario.model
+    if "router" not in weights:  # a dense model: its MLP is the one expert of all tokens
+        experts = torch.zeros((x.shape[0], 1), dtype=torch.int64, device=x.device)
+        chances = torch.ones((x.shape[0], 1), dtype=torch.float32, device=x.device)
+    else:
+        experts, chances = route(x, weights["router"], model.top_k, run.numerics)
+    return group_visits(experts, chances, model.streamed_experts)
+
+
+def compute_experts_on_gpu(run: RunState, task: Task) -> None:
+    """One expert of a ring for all tokens of its stage; or the resident experts beside those on the CPU."""
+    name = task.id
+    if name.page is None:
+        position = position_of(task)
+        found = run.at(position)
+        assert found.normed is not None and found.routing is not None
+        part = torch.zeros(found.normed.shape, dtype=torch.float32, device=found.normed.device)
+        segments = run.store.on_gpu(name.layer, None)
+        apply_segments(found.normed, segments, found.routing, part, threads=lane_threads())
+        found.pending.append(part)
+        return
+    count = run.layout.scenario.model.streamed_experts
+    group, expert = divmod(name.page, count)
+    stage = StageKey(name.phase, name.step, name.layer, group)
+    members = [group] if name.phase == "prefill" else list(range(len(run.placement.decode)))
+    if expert == 0:
+        parts = [run.at((name.phase, j)) for j in members]
+        x = torch.cat([part.normed for part in parts if part.normed is not None])
+        routing = join_routings([part.routing for part in parts if part.routing is not None])
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        run.ring_inputs[stage] = x, routing, total
+    x, routing, total = run.ring_inputs[stage]
+    place = run.bindings.places.get((stage, expert))
+    apply_segments(x, run.store.of_ring(name.layer, expert, place), routing, total, threads=lane_threads())
+    if expert == count - 1:
+        del run.ring_inputs[stage]
+        start = 0
+        for j in members:
+            hidden = run.hidden_of((name.phase, j))
+            hidden.add_(total[start : start + hidden.shape[0]])
+            start += hidden.shape[0]
+            found = run.at((name.phase, j))
+            found.normed = found.routing = None
+
+
+def compute_experts_on_cpu(run: RunState, task: Task) -> None:
+    """The experts in CPU memory, and those read from disk, for one micro-batch."""
+    position, name = position_of(task), task.id
+    stage = StageKey(name.phase, name.step, name.layer)
+    segments = run.store.on_cpu(name.layer, run.bindings.landings.get(stage))
+    if run.layout.policy.everything_on_cpu:
+        found = run.at(position)
+        assert found.normed is not None and found.routing is not None
+        apply_segments(found.normed, segments, found.routing, run.hidden_of(position), threads=lane_threads())
+        found.normed = found.routing = None
+        return
+    number = run.bindings.numbers[(Op.STORE_HIDDEN, "decode", name.step, name.layer, position[1])]
+    count = run.placement.decode[position[1]].size
+    out = run.pinned_expert_out[number][:count]
+    total = torch.zeros(out.shape, dtype=torch.float32)
+    x = run.pinned_expert_in[number][:count]
+    apply_segments(x, segments, run.host_routings.pop(position), total, threads=lane_threads())
+    out.copy_(total)
+
+
+def give_logits(run: RunState, task: Task) -> None:
+    """Logits of the last token of every request, from the whole lm_head or a piece of it."""
+    position, name = position_of(task), task.id
+    run.add_pending(position)
+    x = run.hidden_of(position)
+    if name.phase == "prefill":
+        ends = torch.tensor(run.lengths(position)).cumsum(0) - 1
+        x = x[ends.to(x.device)]
+    x = normalise(x, run.store.top["final_norm"], run.numerics)
+    policy, head = run.layout.policy, run.store.top["lm_head"]
+    low, high = 0, head.shape[0]
+    if not policy.lm_head_on_gpu and not policy.everything_on_cpu:
+        piece = name.page or 0
+        low, high = run.head_rows(piece)
+        stage = StageKey(name.phase, name.step, name.layer, run.stage(name).group)
+        flat = run.store.head_buffers[run.bindings.heads[(stage, piece)]]
+        head = flat[: (high - low) * head.shape[1] * head.element_size()].view(head.dtype).view(high - low, -1)
+    logits = linear(x, head).float()  # [B, rows of this piece]
+    column = 0 if name.phase == "prefill" else name.step + 1
+    value, token = run.score(logits, run.rows(position), column, low).max(dim=-1)
+    token = token + low
+    if low > 0:  # of all pieces but the last only the best token so far is kept
+        before, earlier = run.best[position]
+        better = value > before
+        value, token = torch.where(better, value, before), torch.where(better, token, earlier)
+    run.best[position] = value, token
+    if run.keep_logits is not None:
+        run.kept.setdefault(position, []).append(logits)
+    if name.phase == "prefill" and high == run.store.top["lm_head"].shape[0]:
+        run.prefill_hidden.pop(position[1], None)
+        run.active.pop(position, None)
+
+
+def sample_tokens(run: RunState, task: Task) -> None:
+    """The next token of every request."""
+    position = position_of(task)
+    rows, (_, token) = run.rows(position), run.best.pop(position)
+    column = 0 if task.id.phase == "prefill" else task.id.step + 1
+    run.generated[torch.tensor(list(rows), device=run.generated.device), column] = token
+    if run.keep_logits is not None:
+        logits = torch.cat(run.kept.pop(position), dim=-1)
+        for place, row in enumerate(rows):
+            run.keep_logits(row, column, logits[place])

@@ -1,0 +1,154 @@
+"""Where a plan runs: a CUDA GPU, or the CPU alone with the accelerator emulated in an arena of its own.
+
+Emulated, "GPU memory" is shared anonymous memory (it shows as RssShmem, apart from the CPU tier's RssAnon) and the GPU
+lane computes on a core of its own, so that copies between the two are real copies and the lanes really overlap.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hrm.errors import InputError
+
+__all__ = ["Device", "choose_device"]
+
+HUGE_PAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The machine's compute device.
+
+    Attributes
+    ----------
+    kind : {"cuda", "cpu"}
+    cpu_only : bool
+        Nothing is emulated: the plan computes everything on the CPU.
+    cores : tuple of int
+        Cores this process may use.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    cpu_only: bool
+    cores: tuple[int, ...]
+
+    @property
+    def cuda(self) -> bool:
+        """Whether there is a real GPU."""
+        return self.kind == "cuda"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the accelerator is emulated."""
+        return not self.cuda and not self.cpu_only
+
+    @property
+    def trace_kind(self) -> str:
+        """What a trace of it is called."""
+        return "emulated" if self.emulated else "measured"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of the GPU level live."""
+        return torch.device("cuda" if self.cuda else "cpu")
+
+    @property
+    def gpu_cores(self) -> tuple[int, ...]:
+        """Cores of the emulated GPU lane: the last one, or none of its own on a machine with one."""
+        return self.cores[-1:]
+
+    @property
+    def cpu_cores(self) -> tuple[int, ...]:
+        """Cores of the CPU lane."""
+        return self.cores[:-1] or self.cores if self.emulated else self.cores
+
+    def gpu_bytes(self, size: int) -> Tensor:
+        """Memory of the GPU level, uint8 [size]."""
+        if self.cuda:
+            return torch.empty(size, dtype=torch.uint8, device="cuda")
+        return _mapped(size, shared=True)
+
+    def host_bytes(self, size: int) -> Tensor:
+        """Memory of the CPU level, uint8 [size]; pages come with the first write."""
+        return _mapped(size, shared=False)
+
+    def pinned_bytes(self, size: int) -> Tensor:
+        """Page-locked memory for copies, uint8 [size]; plain memory where nothing has to be page-locked."""
+        if self.cuda:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return _mapped(size, shared=False)
+
+    def lock_pages(self, memory: Tensor) -> None:
+        """Page-lock memory in place, so that copies from it run at full rate beside kernels.
+
+        Raises
+        ------
+        InputError
+            The driver refuses; says how much was asked for.
+        """
+        if not self.cuda or memory.numel() == 0:
+            return
+        size = memory.numel() * memory.element_size()
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+        if int(status) != 0:
+            raise InputError(
+                f"the driver does not page-lock {size / 2**30:.2f} GiB (CUDA error {int(status)})",
+                where="pinned weights",
+                way_out="hrm plan --no-pin-weights, or a higher lock limit (ulimit -l)",
+            )
+
+    def unlock_pages(self, memory: Tensor) -> None:
+        """Undo `lock_pages`."""
+        if self.cuda and memory.numel():
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+
+
+def _mapped(size: int, *, shared: bool) -> Tensor:
+    if size <= 0:
+        return torch.empty(0, dtype=torch.uint8)
+    flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except (OSError, OverflowError, ValueError) as error:
+        raise InputError(
+            f"the system does not give {size / 2**30:.2f} GiB ({error})",
+            where="memory",
+            way_out="a plan for the memory this machine has: hrm plan --set cpu.memory=...",
+        ) from None
+    if HUGE_PAGE is not None and size >= 2**22 and not shared:
+        memory.madvise(HUGE_PAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def choose_device(name: str | None, *, cpu_only: bool) -> Device:
+    """The device of that name, or the best there is.
+
+    Parameters
+    ----------
+    name : {"cuda", "cpu"} or None
+    cpu_only : bool
+        The plan computes everything on the CPU.
+
+    Raises
+    ------
+    InputError
+        There is no CUDA device, or no such name.
+    """
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (0,)
+    if name not in (None, "cuda", "cpu"):
+        raise InputError(f"{name!r} is no device", where="--device", way_out="cuda or cpu")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise InputError(
+            "torch sees no CUDA device here",
+            where="--device cuda",
+            way_out="--device cpu emulates the accelerator, or a torch built for CUDA and a GPU",
+        )
+    kind: Literal["cuda", "cpu"] = "cuda" if there and name != "cpu" and not cpu_only else "cpu"
+    return Device(kind, cpu_only, cores)

@@ -1,0 +1,100 @@
+"""The arithmetic of a decoder layer, as the released models compute it: norms, projections, rotary positions, router.
+
+Legend: T tokens, h hidden width, H query heads, G KV heads, d head width, E experts, k top-k.
+Products in fp16 go through float32 on a CPU, which has no fp16 matrix units.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.numerics import Numerics, inverse_frequencies
+
+__all__ = ["Heads", "Rotary", "linear", "mlp", "normalise", "project_qkv", "route", "shared_expert"]
+
+
+class Heads(NamedTuple):
+    """H, G and d."""
+
+    query: int
+    kv: int
+    width: int
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, n] times weight [m, n] transposed, [T, m]."""
+    if x.device.type == "cpu" and x.dtype == torch.float16:
+        wide = None if bias is None else bias.float()
+        return F.linear(x.float(), weight.float(), wide).to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
+def normalise(x: Tensor, weight: Tensor, numerics: Numerics) -> Tensor:
+    """RMSNorm or LayerNorm without bias of x [..., h], in float32."""
+    if numerics.norm == "layer":
+        return F.layer_norm(x.float(), (x.shape[-1],), weight.float(), None, numerics.norm_eps).to(x.dtype)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + numerics.norm_eps)
+    return weight * wide.to(x.dtype)
+
+
+class Rotary:
+    """Cosines and sines of rotary positions, [positions, d] each, made once."""
+
+    def __init__(self, numerics: Numerics, positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        frequencies = inverse_frequencies(numerics.rope, numerics.rotary_width)  # [d/2]
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+        both = torch.cat((angles, angles), dim=-1)
+        self.cos = both.cos().to(device=device, dtype=dtype)
+        self.sin = both.sin().to(device=device, dtype=dtype)
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn x [T, heads, d] by its positions [T]."""
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)  # [T, 1, d]
+        half = x.shape[-1] // 2
+        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        return x * cos + turned * sin
+
+
+def project_qkv(
+    x: Tensor, weights: dict[str, Tensor], heads: Heads, numerics: Numerics, rotary: Rotary, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, H, d], keys and values [T, G, d] of normalised x [T, h], turned to their positions [T]."""
+    found = [linear(x, weights[name], weights.get(f"{name}_bias")) for name in ("q", "k", "v")]
+    if numerics.qk_norm == "full":
+        found[:2] = [normalise(found[i], weights[name], numerics) for i, name in enumerate(("q_norm", "k_norm"))]
+    if numerics.clip_qkv is not None:
+        found = [each.clamp(-numerics.clip_qkv, numerics.clip_qkv) for each in found]
+    counts = (heads.query, heads.kv, heads.kv)
+    q, k, v = (each.view(-1, count, heads.width) for each, count in zip(found, counts, strict=True))
+    if numerics.qk_norm == "head":
+        q, k = normalise(q, weights["q_norm"], numerics), normalise(k, weights["k_norm"], numerics)
+    return rotary.turn(q, positions), rotary.turn(k, positions), v
+
+
+def route(x: Tensor, router: Tensor, top_k: int, numerics: Numerics) -> tuple[Tensor, Tensor]:
+    """Experts [T, k] of every token of x [T, h], and their weights [T, k] in float32."""
+    chances = torch.softmax(linear(x, router).float(), dim=-1)
+    weights, experts = torch.topk(chances, top_k, dim=-1)
+    if numerics.router_norm is not None:
+        weights = weights / torch.linalg.vector_norm(weights, ord=numerics.router_norm, dim=-1, keepdim=True)
+    return experts, weights.to(x.dtype).float()
+
+
+def mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """A gated MLP of x [T, h]."""
+    return linear(F.silu(linear(x, gate)) * linear(x, up), down)
+
+
+def shared_expert(x: Tensor, weights: dict[str, Tensor]) -> Tensor | None:
+    """The expert every token visits, [T, h], behind its own gate; None where a layer has none."""
+    if "shared_w1" not in weights:
+        return None
+    found = mlp(x, weights["shared_w1"], weights["shared_w3"], weights["shared_w2"])
+    if "shared_gate" in weights:
+        found = torch.sigmoid(linear(x, weights["shared_gate"])) * found
+    return found

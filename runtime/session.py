@@ -1,0 +1,395 @@
+"""A session: a model loaded under a plan on this machine, ready to run batches.
+
+Data flows one way: plan -> layout -> task graph -> kernels on lanes -> tokens and trace. The graph is that of
+`hrm.schedules`, the same the simulator replays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hrm.graph import Lane, LaneKind, Task, TaskGraph, TaskId
+from hrm.layout import Layout
+from hrm.memory import PIPELINE_DEPTH
+from hrm.policy import Policy
+from hrm.prediction import memory_by_phase
+from hrm.scenario import Scenario, kv_capacity_bytes
+from hrm.schedules import SCHEDULES, Steps, check_schedule, held_before, schedule_graph
+from hrm.trace import Trace
+from hrm.trivial import cpu_only_memory
+from hrm.weight_copies import PIECE_BYTES
+from runtime.arena import Arena, Arenas
+from runtime.batches import SizedBatch, cut_batches
+from runtime.bindings import RING_PIECES, bind_buffers
+from runtime.device import Device
+from runtime.disk_file import BLOCK, DiskFile
+from runtime.executor import Pace, execute
+from runtime.experts import Routing
+from runtime.kernels import kernel_of
+from runtime.kv_cache import KvCache, make_kv_cache
+from runtime.layers import Heads, Rotary
+from runtime.numerics import Numerics
+from runtime.placement import Placement, place_batch
+from runtime.requests import make_requests
+from runtime.run_state import RunState, Score
+from runtime.weight_source import WeightSource
+from runtime.weights import WeightStore, load_weights
+
+__all__ = ["BatchRun", "Piece", "Session", "greedy", "open_session", "torch_dtype", "truncated"]
+
+TASKS_AT_ONCE = 60_000
+"""Tasks of one graph at most, unless one decode step has more: lanes drain where the next graph begins."""
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a format of a plan."""
+    return DTYPES[name]
+
+
+def greedy(logits: Tensor, rows: Sequence[int], column: int, first: int) -> Tensor:
+    """The likeliest token."""
+    return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One graph and how it ran."""
+
+    steps: Steps
+    graph: TaskGraph
+    trace: Trace
+
+
+@dataclass(slots=True)
+class BatchRun:
+    """What became of a batch.
+
+    Attributes
+    ----------
+    tokens : dict of int to list of int
+        Generated tokens by request index.
+    pieces : list of Piece
+        Graphs in the order they ran, each with its trace.
+    prefill_s, decode_s : float
+        [s]
+    """
+
+    policy: Policy
+    tokens: dict[int, list[int]]
+    pieces: list[Piece]
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(slots=True)
+class Session:
+    """A loaded model under a policy and schedule."""
+
+    scenario: Scenario
+    policy: Policy
+    schedule: str
+    numerics: Numerics
+    device: Device
+    store: WeightStore
+    arenas: Arenas
+    disk: DiskFile | None
+    dtype: torch.dtype
+    streams: dict[Lane, Any]
+    pace: Pace | None = None
+    one_layer: bool = False
+    score: Score = greedy
+    kv_region: int | None = None
+    buffers: dict[str, list[Tensor]] = field(default_factory=dict)
+    rotary: Rotary | None = None
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        keep_logits: Callable[[int, int, Tensor], None] | None = None,
+        on_experts: Callable[[TaskId, Routing], None] | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
+        window: Steps | None = None,
+        on_piece: Callable[[Piece], bool] | None = None,
+    ) -> list[BatchRun]:
+        """Generate for all prompts, batch by batch.
+
+        Parameters
+        ----------
+        prompts : sequence of sequence of int
+            Token ids.
+        keep_logits : callable, optional
+            Told (request index, n-th generated token, logits [V]).
+        window : Steps, optional
+            Of the first batch, these run as one graph, however many tasks it has: for a trace of them.
+        on_piece : callable, optional
+            Told every graph that has run, and whether to keep it; all are kept if not given. A long run has many.
+
+        Raises
+        ------
+        InputError
+            A prompt the plan or the model has no room for.
+        """
+        requests = make_requests(prompts, self.scenario)
+        runs = []
+        for batch in cut_batches(requests, self.policy):
+            run = self._batch(batch, prompts, keep_logits, on_experts, on_progress, window, on_piece)
+            runs.append(run)
+            window = None
+        return runs
+
+    def _batch(
+        self,
+        batch: SizedBatch,
+        prompts: Sequence[Sequence[int]],
+        keep_logits: Callable[[int, int, Tensor], None] | None,
+        on_experts: Callable[[TaskId, Routing], None] | None,
+        on_progress: Callable[[str, float], None] | None,
+        window: Steps | None,
+        on_piece: Callable[[Piece], bool] | None,
+    ) -> BatchRun:
+        layout = Layout(self.scenario, batch.policy)
+        placement = place_batch(batch.micro_batches, batch.policy)
+        state = self.prepare(layout, placement, prompts)
+        if keep_logits is not None:
+            kept = keep_logits
+
+            def keep(row: int, column: int, logits: Tensor) -> None:
+                kept(placement.requests[row].index, column, logits)
+
+            state.keep_logits = keep
+        state.on_experts = on_experts
+        pieces: list[Piece] = []
+        seconds = {"prefill": 0.0, "decode": 0.0}
+        try:
+            for steps in self._cut_steps(layout, window):
+                began = time.perf_counter()
+                piece = self.run_steps(state, steps)
+                took = time.perf_counter() - began
+                phase = "prefill" if steps.prefill and steps.last == 0 else "decode"
+                if steps.prefill and steps.last > 0:  # both in one graph: decode begins where prefill ends
+                    ahead = max(span.end_s for span in piece.trace.spans if span.task.phase == "prefill")
+                    seconds["prefill"] += took - piece.trace.makespan_s + ahead
+                    took = piece.trace.makespan_s - ahead
+                seconds[phase] += took
+                if on_piece is None or on_piece(piece):
+                    pieces.append(piece)
+                if on_progress is not None:
+                    on_progress(phase, steps.last / max(1, self.scenario.workload.generation_length - 1))
+            generated = state.generated.cpu()
+        finally:
+            state.cache.close(self.arenas)
+        tokens = {request.index: generated[row].tolist() for row, request in enumerate(placement.requests)}
+        return BatchRun(batch.policy, tokens, pieces, seconds["prefill"], seconds["decode"])
+
+    def _cut_steps(self, layout: Layout, window: Steps | None = None) -> list[Steps]:
+        """Prefill, then decode in graphs of a bounded number of tasks; a window is one graph whatever it has."""
+        steps = self.scenario.workload.generation_length - 1
+        found = [] if window is not None and window.prefill else [Steps(prefill=True)]
+        ranges = [(0, steps)] if window is None else [(0, window.first), (window.last, steps)]
+        if window is not None:
+            found.append(window)
+        if any(last > first for first, last in ranges):
+            one = len(schedule_graph(layout, self.schedule, Steps(first=0, last=1)))
+            at_once = max(1, TASKS_AT_ONCE // one)
+            for begin, end in ranges:
+                found += [Steps(first=first, last=min(end, first + at_once)) for first in range(begin, end, at_once)]
+        return sorted(found, key=lambda each: (not each.prefill, each.first))
+
+    def prepare(self, layout: Layout, placement: Placement, prompts: Sequence[Sequence[int]]) -> RunState:
+        """Everything a batch needs before its first task."""
+        model, policy = self.scenario.model, layout.policy
+        there = self.device.torch_device
+        cache = make_kv_cache(
+            placement,
+            layers=layout.num_layers,
+            heads=model.n_kv_heads,
+            width=model.head_dim,
+            dtype=torch_dtype(self.scenario.formats.kv),
+            slots=policy.attention_on_gpu and policy.kv_on_gpu < 1.0,
+            device=self.device,
+            arenas=self.arenas,
+            disk=self.disk,
+            disk_offset=self.kv_region,
+            copied=not policy.everything_on_cpu,
+            one_layer=self.one_layer,
+        )
+        if cache.pools["disk"].tokens and self.kv_region is None:
+            self.kv_region = cache.pools["disk"].offset
+        self._make_buffers(cache)
+        length = self.scenario.workload.generation_length
+        if self.rotary is None:
+            longest = max(request.tokens for request in placement.requests)
+            positions = max(longest, self.scenario.workload.max_prompt_tokens + length)
+            self.rotary = Rotary(self.numerics, positions, self.dtype, there)
+        state = RunState(
+            layout=layout,
+            numerics=self.numerics,
+            heads=Heads(model.n_heads, model.n_kv_heads, model.head_dim),
+            device=self.device,
+            store=self.store,
+            cache=cache,
+            placement=placement,
+            bindings=bind_buffers(layout, TaskGraph(()), experts_on_gpu=True),
+            rotary=self.rotary,
+            prompts=[torch.tensor(list(prompts[request.index])) for request in placement.requests],
+            generated=torch.zeros((placement.size, length), dtype=torch.int64, device=there),
+            hidden=torch.zeros((placement.size, model.hidden_size), dtype=self.dtype, device=there),
+            score=self.score,
+            experts_on_gpu=policy.ffn_on_gpu
+            or (SCHEDULES[self.schedule].static_experts and not policy.everything_on_cpu and layout.copies_experts),
+            dtype=self.dtype,
+            pinned_qkv=self.buffers.get("qkv", []),
+            pinned_results=self.buffers.get("results", []),
+            pinned_expert_in=self.buffers.get("expert_in", []),
+            pinned_expert_out=self.buffers.get("expert_out", []),
+            compute_stream=next((s for lane, s in self.streams.items() if lane.kind is LaneKind.GPU), None),
+        )
+        if len(placement.prefill) > 1 and not policy.everything_on_cpu and policy.weight_slots != "experts":
+            self._make_waiting(state)
+        return state
+
+    def _make_waiting(self, state: RunState) -> None:
+        """Room in CPU memory for the hidden states of all prompts between two layers."""
+        width = self.scenario.model.hidden_size
+        tokens = [sum(state.lengths(("prefill", j))) for j in range(len(state.placement.prefill))]
+        every = self.device.pinned_bytes(sum(tokens) * width * self.dtype.itemsize).view(self.dtype).view(-1, width)
+        start = 0
+        for j, count in enumerate(tokens):
+            state.waiting[j] = every[start : start + count]
+            start += count
+
+    def _make_buffers(self, cache: KvCache) -> None:
+        """Page-locked buffers, made once for all batches."""
+        if self.buffers or self.policy.everything_on_cpu:
+            return
+        model, most = self.scenario.model, self.policy.micro_batch_size
+        width = model.head_dim
+
+        def pinned(values: int, shape: tuple[int, ...], count: int = PIPELINE_DEPTH) -> list[Tensor]:
+            return [
+                self.device.pinned_bytes(values * self.dtype.itemsize).view(self.dtype).view(shape)
+                for _ in range(count)
+            ]
+
+        self.buffers["made"] = []
+        if not self.policy.attention_on_gpu:
+            values = most * (model.n_heads + 2 * model.n_kv_heads) * width
+            self.buffers["qkv"] = pinned(values, (-1,))
+            self.buffers["results"] = pinned(most * model.n_heads * width, (most, -1))
+        if not self.policy.ffn_on_gpu:
+            for name in ("expert_in", "expert_out"):
+                self.buffers[name] = pinned(most * model.hidden_size, (most, model.hidden_size))
+
+    def run_steps(self, state: RunState, steps: Steps) -> Piece:
+        """Run a range of steps of a batch."""
+        graph = schedule_graph(state.layout, self.schedule, steps)
+        state.bindings = bind_buffers(state.layout, graph, experts_on_gpu=state.experts_on_gpu)
+        self._make_ring(state, graph)
+        held = held_before(state.layout, steps)
+        self.arenas.held = {level: held.get(level, 0.0) for level in self.arenas.levels}
+
+        def run(task: Task) -> Callable[[], None] | None:
+            return kernel_of(task)(state, task)
+
+        trace = execute(
+            graph, run, self.device, arenas=self.arenas, held_before=held, pace=self.pace, streams=self.streams
+        )
+        return Piece(steps, graph, trace)
+
+    def _make_ring(self, state: RunState, graph: TaskGraph) -> None:
+        """Pinned pieces between CPU memory or disk and the link, as large as the largest that passes them."""
+        if not any(piece.pinned is not None for piece in state.bindings.pieces.values()):
+            return
+        size = max(task.bytes_moved for task in graph.tasks if task.id in state.bindings.pieces)
+        wanted = min(int(size * 1.01), int(PIECE_BYTES)) + 4 * BLOCK + 8 * self.store.row_bytes
+        if not self.store.ring or self.store.ring[0].numel() < wanted:
+            self.store.ring = [self.device.pinned_bytes(wanted) for _ in range(RING_PIECES)]
+
+
+def make_arenas(scenario: Scenario, policy: Policy, layout: Layout) -> Arenas:
+    """Arenas with the plan's own terms; on disk only the whole counts."""
+    sizes = layout.sizes
+    if policy.everything_on_cpu:
+        uses = {level: [use] for level, use in cpu_only_memory(scenario, sizes, policy).items()}
+    else:
+        uses = memory_by_phase(scenario, sizes, policy)
+    longest = scenario.workload.max_request_tokens * scenario.model.n_layers
+    whole = policy.num_micro_batches * longest * scenario.model.kv_bytes_per_token_per_layer(scenario.formats.kv)
+    levels = {}
+    for level, phases in uses.items():
+        terms: dict[str, float] = {}
+        for use in phases:
+            for term, size in use.terms.items():
+                terms[term] = max(terms.get(term, 0.0), size)
+        if terms.get("KV cache", 0.0) > 0:
+            terms["KV cache"] += whole  # shares of a micro-batch are realised in whole requests
+        if level == "disk":
+            terms["expert weights"] = terms.get("expert weights", 0.0) + layout.num_layers * 2**16
+            terms["KV cache"] = float(kv_capacity_bytes(scenario, sizes, float(policy.batch_size)))
+        levels[level] = Arena(level, terms, max(use.peak_bytes for use in phases))
+    return Arenas(levels, {})
+
+
+def open_session(
+    scenario: Scenario,
+    policy: Policy,
+    schedule: str,
+    source: WeightSource,
+    numerics: Numerics,
+    device: Device,
+    *,
+    disk_dir: Path | None = None,
+    one_layer: bool = False,
+    pace: Pace | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Session:
+    """Load a model as a plan places it.
+
+    Raises
+    ------
+    InputError
+        The schedule does not run the policy, or a level lacks the room the plan has.
+    """
+    check_schedule(schedule, policy)
+    layout = Layout(scenario, policy)
+    arenas = make_arenas(scenario, policy, layout)
+    dtype = torch_dtype(scenario.formats.compute)
+    disk = DiskFile(disk_dir) if policy.weights_on_disk > 0 or policy.kv_on_disk > 0 else None
+    streams: dict[Lane, Any] = {}
+    if device.cuda:
+        for kind in (LaneKind.GPU, LaneKind.H2D, LaneKind.D2H):
+            streams[Lane(kind, 0)] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    store = load_weights(
+        layout,
+        source,
+        dtype=dtype,
+        device=device,
+        arenas=arenas,
+        disk=disk,
+        one_layer=one_layer,
+        on_progress=on_progress,
+    )
+    if disk is not None:
+        disk.flush()
+    return Session(scenario, policy, schedule, numerics, device, store, arenas, disk, dtype, streams, pace, one_layer)
+
+
+def truncated(scenario: Scenario, layers: int) -> Scenario:
+    """The scenario with the first so many layers of its model."""
+    model = scenario.model
+    if layers >= model.n_layers:
+        return scenario
+    cut = replace(
+        model, n_layers=layers, moe_layers=model.moe_layers[:layers], layer_windows=model.layer_windows[:layers]
+    )
+    return replace(scenario, model=cut)
