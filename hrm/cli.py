@@ -176,6 +176,7 @@ def simulate_plan(
     schedule: Annotated[
         str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
     ] = None,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Replay only the first K layers.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Whole decode steps in trace and plot; default: 1, two layers of it in the plot.")
     ] = None,
@@ -198,6 +199,7 @@ def simulate_plan(
         document = simulate_command(
             plan_file,
             schedule=schedule,
+            layers=layers,
             steps=steps,
             full=full,
             contention=contention,
@@ -257,7 +259,7 @@ def run_plan(
 ) -> None:
     """Run a plan with real tensors, on a CUDA GPU or emulated, and set it beside its prediction."""
     try:
-        from runtime.run_command import run_command
+        from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
@@ -266,7 +268,7 @@ def run_plan(
         raise InputError(fact, where="hrm run", way_out="pip install '.[runtime]'") from None
 
     with Progress(json_) as tell:
-        document = run_command(
+        document = run_saved_plan(
             plan_file,
             model_dir=model_dir,
             random_weights=random_weights,

@@ -21,6 +21,7 @@ __all__ = [
     "kv_capacity_bytes",
     "kv_replicas",
     "measure_sizes",
+    "truncated",
     "worst_prompt_tokens",
 ]
 
@@ -98,6 +99,33 @@ def choose_formats(
     if kv is None and compute in ("fp8", "int8") and "bf16" in profile.gpu.dtypes:
         default_kv = "bf16"
     return Formats(weights=weights, kv=kv or default_kv, compute=compute)
+
+
+def truncated(scenario: Scenario, layers: int) -> Scenario:
+    """The scenario with the first so many layers of its model, for a run of part of it.
+
+    Raises
+    ------
+    InputError
+        The model has not so many, or of a mixture-of-experts model they have no experts.
+    """
+    model = scenario.model
+    if not 1 <= layers <= model.n_layers:
+        raise InputError(
+            f"{layers} of the {model.n_layers} layers of {model.name}",
+            where="--layers",
+            way_out=f"from 1 to {model.n_layers}",
+        )
+    if model.is_moe and not any(model.moe_layers[:layers]):
+        raise InputError(
+            f"no experts in the first {layers} of the layers of {model.name}",
+            where="--layers",
+            way_out=f"from {model.moe_layers.index(True) + 1} on",
+        )
+    cut = replace(
+        model, n_layers=layers, moe_layers=model.moe_layers[:layers], layer_windows=model.layer_windows[:layers]
+    )
+    return replace(scenario, model=cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def attend_prompts(
         [T, H * d].
     """
     windowed = window is not None and window < max(lengths)
-    if q.is_cuda and kernel_works(q.device, q.dtype, q.shape[-1], windowed=windowed):
+    if _on_gpu(q) and kernel_works(q.device, q.dtype, q.shape[-1], windowed=windowed):
         return attend_prompts_ragged(q, k, v, lengths, scale=scale, window=window)
     out = torch.empty_like(q)
     starts = [0]
@@ -46,14 +46,12 @@ def attend_prompts(
     for number, length in enumerate(lengths):
         alike.setdefault(length, []).append(number)
     for length, members in alike.items():  # prompts of one length in one call
-        rows = torch.cat(
-            [torch.arange(starts[number], starts[number] + length, device=q.device) for number in members]
-        )
+        rows = torch.cat([torch.arange(starts[number], starts[number] + length, device=q.device) for number in members])
         sides = [
             (each if len(alike) == 1 else each[rows]).view(len(members), length, -1, q.shape[-1]).transpose(1, 2)
             for each in (q, k, v)
         ]
-        if sides[0].dtype == torch.float16 and not q.is_cuda:
+        if sides[0].dtype == torch.float16 and not _on_gpu(q):
             sides = [side.float() for side in sides]
         mask = None
         if window is not None and window < length:
@@ -75,6 +73,10 @@ def attend_prompts(
         else:
             out[rows] = found
     return out.reshape(q.shape[0], -1)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def attend_cache(
@@ -103,7 +105,7 @@ def attend_cache(
     longest : int
         The most of `lengths`.
     """
-    if not q.is_cuda:
+    if not _on_gpu(q):
         attend_decode(q, keys, values, first, lengths, out, scale=scale, window=window, threads=threads)
         return
     if window is not None:

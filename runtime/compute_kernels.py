@@ -53,7 +53,10 @@ def embed_on_gpu(run: RunState, task: Task) -> None:
 
 def embed_on_cpu(run: RunState, task: Task) -> None:
     """Look up tokens in CPU memory; a copy takes them on unless everything is there."""
-    found = run.store.top["embedding"][_token_ids(run, task).cpu()]
+    ids, table = _token_ids(run, task).cpu(), run.store.top["embedding"]
+    # Page-locked where it is copied on from; torch keeps such memory until the copy has left it.
+    found = torch.empty((ids.numel(), table.shape[1]), dtype=table.dtype, pin_memory=run.device.cuda)
+    torch.index_select(table, 0, ids, out=found)
     if run.layout.policy.everything_on_cpu:
         run.put_hidden(position_of(task), found)
     else:
@@ -62,12 +65,16 @@ def embed_on_cpu(run: RunState, task: Task) -> None:
 
 def _positions(run: RunState, task: Task) -> Tensor:
     """Place of every token of a task's micro-batch in its sequence [T]."""
-    lengths = run.lengths(position_of(task))
-    if task.id.phase == "prefill":
-        found = torch.cat([torch.arange(length) for length in lengths])
-    else:
-        found = torch.tensor(lengths) + task.id.step
-    return found.to(run.device.torch_device, non_blocking=True)
+    position = position_of(task)
+    found = run.positions.get(position)
+    if found is None:
+        lengths = run.lengths(position)
+        if task.id.phase == "prefill":
+            found = torch.cat([torch.arange(length) for length in lengths])
+        else:
+            found = torch.tensor(lengths)
+        found = run.positions[position] = found.to(run.device.torch_device, non_blocking=True)
+    return found if task.id.phase == "prefill" else found + task.id.step
 
 
 def start_layer(run: RunState, task: Task) -> None:
@@ -307,7 +314,7 @@ def give_logits(run: RunState, task: Task) -> None:
     x = run.hidden_of(position)
     if name.phase == "prefill":
         ends = torch.tensor(run.lengths(position)).cumsum(0) - 1
-        x = x[ends.to(x.device)]
+        x = x[ends.to(x.device, non_blocking=True)]
     x = normalise(x, run.store.top["final_norm"], run.numerics)
     policy, head = run.layout.policy, run.store.top["lm_head"]
     low, high = 0, head.shape[0]
@@ -338,7 +345,10 @@ def sample_tokens(run: RunState, task: Task) -> None:
     position = position_of(task)
     rows, (_, token) = run.rows(position), run.best.pop(position)
     column = 0 if task.id.phase == "prefill" else task.id.step + 1
-    run.generated[torch.tensor(list(rows), device=run.generated.device), column] = token
+    if isinstance(rows, range):
+        run.generated[rows.start : rows.stop, column] = token
+    else:
+        run.generated[torch.tensor(list(rows)).to(token.device, non_blocking=True), column] = token
     if run.keep_logits is not None:
         logits = torch.cat(run.kept.pop(position), dim=-1)
         for place, row in enumerate(rows):

@@ -241,11 +241,10 @@ def load_kv(run: RunState, task: Task) -> None:
 
 
 def _give_landing(run: RunState, task: Task) -> None:
-    """The landing buffer is free once the copy has left it."""
-    if run.device.cuda:
-        torch.cuda.current_stream().synchronize()
+    """The landing buffer is free once the copy has left it: whoever takes it next waits for that."""
+    left = torch.cuda.current_stream().record_event() if run.device.cuda else None
     key = (task.id.step, task.id.layer, position_of(task)[1])
-    run.cache.give_landing(run.landings.pop(key))
+    run.cache.give_landing(run.landings.pop(key), left)
 
 
 def store_kv(run: RunState, task: Task) -> Finish | None:
@@ -255,11 +254,15 @@ def store_kv(run: RunState, task: Task) -> Finish | None:
     if name.phase == "decode":
         k, v = run.new_kv.pop(("decode", name.step, layer, j))
         part = run.placement.decode[j]
+        for each in (k, v):
+            run.hand_over(each)
         host = [run.to_host(each[part.on_gpu :].to(run.cache.dtype)) for each in (k, v)]
         return _keep_decoded(run, task, host[0], host[1])
     if ("prefill", 0, layer, j) not in run.new_kv:
         return None  # a micro-batch whose requests all stay on the GPU
     k, v = run.new_kv.pop(("prefill", 0, layer, j))
+    for each in (k, v):
+        run.hand_over(each)
     pool, disk, start = run.cache.pools["cpu"], run.cache.pools["disk"], 0
     writes = []
     for row, length in zip(run.rows(position), run.lengths(position), strict=True):

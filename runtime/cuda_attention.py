@@ -1,7 +1,7 @@
 """Attention kernels of a CUDA GPU, and a check that they do here what this module takes them to do.
 
-Both phases go through the memory-efficient kernel of torch (`_efficient_attention_forward`), which takes requests of any
-length side by side: request b has the queries from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` and the keys from
+Both phases go through the memory-efficient kernel of torch (`_efficient_attention_forward`), which takes requests of
+any length side by side: request b has the queries from `cu_seqlens_q[b]` to `cu_seqlens_q[b + 1]` and the keys from
 `cu_seqlens_k[b]` on, up to `cu_seqlens_k[b + 1]` or, where `seqlen_k` is given, `seqlen_k[b]` of them, so that requests
 may have gaps between them (ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, `advance_to_block`).
 It has as many heads of keys as of queries. Query heads that share keys are therefore given to it as further queries of
@@ -122,13 +122,14 @@ def kernel_works(device: torch.device, dtype: torch.dtype, width: int, *, window
         Whether prompts are attended to through a window.
     """
     try:
-        error = max(_error_of_prompts(device, dtype, width, 37 if windowed else None), _error_of_cache(device, dtype, width))
+        window = 37 if windowed else None
+        error = max(_error_of_prompts(device, dtype, width, window), _error_of_cache(device, dtype, width))
         fault = f"differs by {error:.3g} from plain attention"
         works = error < TOLERANCE[dtype]
     except RuntimeError as refused:
         works, fault = False, f"fails: {str(refused).splitlines()[0]}"
     if not works:
-        say(f"the memory-efficient attention kernel {fault} ({dtype}, heads of {width}): plain attention is used, slower")
+        say(f"the memory-efficient attention kernel {fault} ({dtype}, heads of {width}): plain products are used")
     return works
 
 

@@ -1,7 +1,7 @@
 """Experts on a CUDA GPU: one by one, or those that lie whole beside each other in three grouped products.
 
-`torch.nn.functional.grouped_mm` runs in one kernel from compute capability 9.0 on. On older GPUs torch goes from expert to
-expert itself and reads the group ends back for each product, which is worth it only where experts are many and small.
+`torch.nn.functional.grouped_mm` runs in one kernel from compute capability 9.0 on. On older GPUs torch goes from expert
+to expert itself and reads the group ends back for each product, which pays only where experts are many and small.
 """
 
 from __future__ import annotations
@@ -138,10 +138,12 @@ def _error_of_groups(device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
     packed = (torch.randn((experts * rows, 3, width), generator=generator) * width**-0.5).to(device, torch.bfloat16)
     x = torch.randn((tokens, width), generator=generator).to(device, torch.bfloat16)
-    order = torch.cat([torch.arange(13), torch.arange(5, 40), torch.arange(32)]).to(device)
-    routing = Routing(order=order, starts=[0, 13, 13, 48, 80, 80], weights=torch.rand(80, generator=generator).to(device))
+    # Two visits per token: to experts 0, 2 and 3; nobody chose 1 and 4.
+    order = torch.cat([torch.arange(13), torch.arange(5, 40), torch.arange(5), torch.arange(13, 40)]).to(device)
+    weights = torch.rand(80, generator=generator).to(device)
+    starts = [0, 13, 13, 48, 80, 80]
+    routing = Routing(order=order, starts=starts, weights=weights)
     run = [(e, packed[e * rows : (e + 1) * rows]) for e in range(experts)]
-    starts = [int(start) for start in routing.starts]
     found, wanted = (torch.zeros((tokens, width), dtype=torch.float32, device=device) for _ in range(2))
     add_grouped(x, run, starts, routing, found)
     for segment in run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from hrm.graph import Lane, LaneKind, Task, TaskGraph
 from hrm.trace import Span, Trace, holds_over_time
 from runtime.arena import Arenas
 from runtime.clock import Clock
-from runtime.device import Device
+from runtime.device import Device, no_room
 from runtime.threads import settle_thread
 
 __all__ = ["Pace", "execute"]
@@ -152,8 +152,13 @@ def execute(
         raise
     if shared.progress.failure is not None:
         task, error = shared.progress.failure
+        if device.cuda:  # what was issued still uses memory that is about to be given back
+            with suppress(Exception):
+                torch.cuda.synchronize()
         if isinstance(error, InputError):
             raise error
+        if isinstance(error, torch.OutOfMemoryError):
+            raise no_room(error, task=str(task.id)) from None
         raise RuntimeError(f"{task.id} failed: {type(error).__name__}: {error}") from error
     if device.cuda:
         torch.cuda.synchronize()
@@ -241,7 +246,9 @@ def _issue(shared: _Shared, index: int, lane: Lane, stream: Any) -> None:
             progress.wait(progress.done, other)
     if progress.failure is not None:
         raise _Aborted
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    # A host lane that waits for the end sleeps: spinning would take a core from attention on the CPU.
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
     start.record(stream)
     finish = shared.run(task)
     end.record(stream)

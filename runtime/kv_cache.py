@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class KvCache:
     disk: DiskFile | None
     device: Device
     one_layer: bool = False
-    free_landings: list[Tensor] = field(default_factory=list)
+    free_landings: list[tuple[Tensor, Any]] = field(default_factory=list)
     landing_tokens: int = 0
 
     @property
@@ -91,13 +92,16 @@ class KvCache:
     def take_landing(self) -> Tensor:
         """A buffer [2, tokens, G, d] for one micro-batch's cache from disk."""
         if self.free_landings:
-            return self.free_landings.pop()
+            landing, left = self.free_landings.pop(0)  # the one that was given back first
+            if left is not None:
+                left.synchronize()
+            return landing
         flat = self.device.pinned_bytes(2 * self.landing_tokens * self.token_bytes)
         return flat.view(self.dtype).view(2, self.landing_tokens, self.heads, self.width)
 
-    def give_landing(self, landing: Tensor) -> None:
-        """Give such a buffer back."""
-        self.free_landings.append(landing)
+    def give_landing(self, landing: Tensor, left: Any = None) -> None:
+        """Give such a buffer back; on CUDA with the event after which nothing reads it any more."""
+        self.free_landings.append((landing, left))
 
     def read_disk(self, layer: int, micro_batch: int, lengths: Sequence[int], landing: Tensor) -> None:
         """Read the filled rows of a micro-batch's requests on disk into a buffer, at the places they have there."""

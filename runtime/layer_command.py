@@ -14,11 +14,12 @@ from hrm.executable import describe_execution
 from hrm.executable_plans import nearest_runnable
 from hrm.plans import read_plan_document
 from hrm.policy import Policy
-from runtime.device import Device, choose_device
+from runtime.device import choose_device
+from runtime.device_names import device_name, same_gpu
 from runtime.layer_check import LayerRun, check_layer
 from runtime.numerics import read_numerics
 
-__all__ = ["MeasuredLayer", "device_name", "measure_layer"]
+__all__ = ["MeasuredLayer", "measure_layer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +31,6 @@ class MeasuredLayer:
     schedule: str
     document: dict[str, Any]
     facts: dict[str, Any]
-
-
-def device_name(device: Device) -> str:
-    """What a report calls the machine's compute device."""
-    if device.cuda:
-        return str(torch.cuda.get_device_name())
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")),
-        "CPU",
-    )
-    words = f"{len(device.cores)} cores of {model}"
-    return f"{words}, the accelerator emulated" if device.emulated else words
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def measure_layer(
@@ -91,17 +73,9 @@ def measure_layer(
         "schedule": name,
         "policy": policy.to_dict(),
         "device": device_name(found),
-        "same_machine": _same_gpu(scenario.profile.gpu.name, found),
+        "same_machine": same_gpu(scenario.profile.gpu.name, found),
         "step": run.steps.first,
         "seed": seed,
         "torch": torch.__version__,
     }
     return MeasuredLayer(run, policy, name, document, facts)
-
-
-def _same_gpu(planned: str, device: Device) -> bool | None:
-    """Whether this GPU is the one of the profile; None without a GPU."""
-    if not device.cuda:
-        return None
-    here = torch.cuda.get_device_name().lower().replace("-", " ").split()
-    return all(word in here for word in planned.lower().replace("-", " ").split() if word not in ("nvidia", "tesla"))

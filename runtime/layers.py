@@ -17,6 +17,10 @@ from runtime.numerics import Numerics, inverse_frequencies
 __all__ = ["Heads", "Rotary", "linear", "mlp", "normalise", "project_qkv", "route", "shared_expert"]
 
 
+WIDE_VALUES = 2**22
+"""Weights that are widened to float32 at a time: 16 MiB of them."""
+
+
 class Heads(NamedTuple):
     """H, G and d."""
 
@@ -28,9 +32,17 @@ class Heads(NamedTuple):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, n] times weight [m, n] transposed, [T, m]."""
     if x.device.type == "cpu" and x.dtype == torch.float16:
-        wide = None if bias is None else bias.float()
-        return F.linear(x.float(), weight.float(), wide).to(x.dtype)
+        return _through_float32(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def _through_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same in float32, a block of rows at a time, so that no second copy of a large table comes to lie in memory."""
+    wide, rows = x.float(), max(1, WIDE_VALUES // weight.shape[1])
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    for start in range(0, weight.shape[0], rows):
+        out[:, start : start + rows] = wide @ weight[start : start + rows].float().t()
+    return out if bias is None else out + bias
 
 
 def normalise(x: Tensor, weight: Tensor, numerics: Numerics) -> Tensor:

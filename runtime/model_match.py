@@ -40,20 +40,20 @@ def check_same_model(planned: Mapping[str, Any], found: Mapping[str, Any], *, wh
     mine, other = dict(_flatten(planned)), dict(_flatten(found))
     different = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
     telling = [key for key in different if _matters(planned, key, other.get(key), first)]
-    if telling:
-        shown = [f"{key} is {other.get(key)!r:.60}, in the plan {mine.get(key)!r:.60}" for key in telling]
-    else:  # only together do they make a difference
-        shown = [
-            f"{key} is {second[key]!r:.60}, in the plan {first[key]!r:.60}"
-            for key in first
-            if first[key] != second[key]
-        ]
+    if not telling:  # only together do keys make a difference: name what they make
+        mine, other = first, second
+        telling = [key for key in mine if mine[key] != other[key]]
+    shown = [f"{key} is {_in_words(other.get(key))}, in the plan {_in_words(mine.get(key))}" for key in telling]
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     raise InputError(
         f"is another model than the plan's: {'; '.join(shown[:3])}{more}",
         where=where,
         way_out="the folder of the model that was planned for, or hrm plan --model with this folder",
     )
+
+
+def _in_words(value: Any) -> str:
+    return "missing" if value is None else f"{value!r:.60}"
 
 
 def _essence(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def place_batch(micro_batches: Sequence[MicroBatch], policy: Policy) -> Placemen
         disk = min(size - gpu, round(policy.kv_on_disk * mean))
         if policy.kv_on_disk > 0 and policy.kv_on_gpu + policy.kv_on_disk >= 1.0 - 1e-9:
             disk = size - gpu
+        if policy.everything_on_cpu:  # such plans have the whole cache in CPU memory
+            disk = 0
         tiers = _tiers(ordered, gpu, disk)
         decode.append(MicroBatchRows(len(requests), *(len(tier) for tier in tiers)))
         requests += [request for tier in tiers for request in tier]

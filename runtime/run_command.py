@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hrm.errors import InputError
-from hrm.executable import Execution, describe_execution
-from hrm.executable_plans import nearest_runnable
-from hrm.host_facts import HostFacts, read_host_facts
 from hrm.model_files import read_config_file
-from hrm.plans import read_plan_document
-from hrm.policy import Policy
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
-from hrm.schedules import Steps, check_schedule, middle_steps
 from hrm.trivial import predict_policy
 from runtime.batches import SizedBatch, cut_batches
-from runtime.device import Device, choose_device
 from runtime.memory_watch import MemoryWatch
 from runtime.model_match import check_same_model
 from runtime.numerics import Numerics, read_numerics
@@ -33,34 +25,17 @@ from runtime.pace import PACED_KINDS, pace_links
 from runtime.prompts import Prompt, random_prompts, read_prompts
 from runtime.random_weights import RandomWeights
 from runtime.requests import make_requests
-from runtime.run_document import Ran, run_document
+from runtime.run_document import Ran, describe_run
+from runtime.run_job import Job, check_files, choose_machine, choose_window, read_job
 from runtime.run_trace import save_trace
 from runtime.run_watch import RunWatch
-from runtime.session import open_session, torch_dtype, truncated
+from runtime.session import open_session, torch_dtype
 from runtime.weight_source import WeightSource
 
-__all__ = ["run_command"]
+__all__ = ["run_saved_plan"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A plan as it is to be run: `scenario` has the layers that are run, `whole` all of them."""
-
-    file: Path
-    whole: Scenario
-    scenario: Scenario
-    policy: Policy
-    schedule: str
-    document: dict[str, Any]
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The keys of the model's config.json."""
-        found: Mapping[str, Any] = self.document["inputs"]["model"]["config"]
-        return found
-
-
-def run_command(
+def run_saved_plan(
     plan_file: Path,
     *,
     model_dir: Path | None = None,
@@ -126,10 +101,11 @@ def run_command(
         memory or disk run out, or a file cannot be read or written.
     """
     tell = on_progress or (lambda _: None)
-    _check_files(plan_file, trace=trace, output=output, disk_dir=disk_dir)
-    job = _read_job(plan_file, layers, schedule)
-    window = _window(job, trace, steps, full)
-    machine = _choose_machine(job, device, disk_dir, paced)
+    tell("reading the plan")
+    check_files(plan_file, trace=trace, output=output, disk_dir=disk_dir)
+    job = read_job(plan_file, layers, schedule)
+    window = choose_window(job, trace, steps, full)
+    machine = choose_machine(job, device, disk_dir, paced)
     prompts = _find_prompts(job, prompt_ids, requests, seed)
     numerics = _check_model(job, model_dir, random_weights)
     batches = list(cut_batches(make_requests([prompt.tokens for prompt in prompts], job.scenario), job.policy))
@@ -165,6 +141,11 @@ def run_command(
         raise _explain(error, job) from error
     finally:
         memory.close()
+    if trace is not None and runs[0].policy != job.policy:
+        notes += (
+            f"the traced batch has {runs[0].policy.batch_size:,} requests, the plan's {job.policy.batch_size:,}: "
+            "hrm diff finds other tasks in the trace of hrm simulate.",
+        )
     ran = Ran(
         whole=job.whole,
         scenario=job.scenario,
@@ -187,7 +168,7 @@ def run_command(
         on_disk=session.disk.size if session.disk is not None else 0,
         notes=notes,
     )
-    document = run_document(ran)
+    document = describe_run(ran)
     if output is not None:
         tokens = {index: found for run in runs for index, found in run.tokens.items()}
         _write_tokens(output, prompts, tokens)
@@ -196,99 +177,7 @@ def run_command(
     return document
 
 
-def _read_job(file: Path, layers: int | None, schedule: str | None) -> _Job:
-    whole, policy, document = read_plan_document(file)
-    model = whole.model
-    if layers is not None and not 1 <= layers <= model.n_layers:
-        raise InputError(
-            f"{layers} of the {model.n_layers} layers of {model.name}",
-            where="--layers",
-            way_out=f"from 1 to {model.n_layers}",
-        )
-    scenario = whole if layers is None else truncated(whole, layers)
-    if model.is_moe and not any(scenario.model.moe_layers):
-        first = model.moe_layers.index(True)
-        fact = f"the first {layers} layers of {model.name} have no experts"
-        raise InputError(fact, where="--layers", way_out=f"from {first + 1} on")
-    name = schedule or policy.schedule
-    check_schedule(name, policy)
-    return _Job(file, whole, scenario, policy, name, document)
-
-
-def _window(job: _Job, trace: Path | None, steps: int | None, full: bool) -> Steps | None:
-    """Which passes the trace has: the same as that of `hrm simulate` with the same options."""
-    if trace is None:
-        if steps is not None or full:
-            option = "--steps" if steps is not None else "--full"
-            raise InputError("says what a trace has, and none is written", where=option, way_out="--trace FILE")
-        return None
-    decode = job.scenario.workload.generation_length - 1
-    if full and steps is None:
-        return Steps(prefill=True, last=decode)
-    if decode == 0:
-        raise InputError(
-            "one token is generated, and prefill gives it: there is no decode step to show",
-            where=str(job.file),
-            way_out="--full, or plan with --gen-len 2 or more",
-        )
-    return middle_steps(decode, 1 if steps is None else steps)[1]
-
-
-def _choose_machine(job: _Job, device: str | None, disk_dir: Path | None, paced: bool) -> Device:
-    """Where it runs, if it can.
-
-    Raises
-    ------
-    InputError
-        The runtime has no kernel for the plan, or this machine no room: with the nearest plan that can be run.
-    """
-    cpu_only = job.policy.everything_on_cpu
-    if device is not None:
-        choose_device(device, cpu_only=cpu_only)
-    host = read_host_facts(disk_dir or Path(tempfile.gettempdir()))
-    if device == "cpu":
-        host = replace(host, gpus=())
-    found = _describe(job, job.scenario, host)
-    if not found.here:
-        way_out = nearest_runnable(job.whole, job.policy, job.document, host=host)
-        fewer = _most_layers(job, host) if found.supported else 0
-        if fewer:
-            way_out += f"; or part of this one: --layers {fewer}"
-        raise InputError(
-            f"this plan cannot be run{' here' * found.supported}: {found.why}", where=str(job.file), way_out=way_out
-        )
-    if device == "cuda" and found.device != "cuda":
-        raise InputError(f"this plan would run {found.why}", where="--device cuda", way_out="--device cpu, or neither")
-    chosen = choose_device(device or found.device, cpu_only=cpu_only)
-    if paced and not chosen.emulated:
-        fact = "nothing is emulated, links have the rate they have"
-        raise InputError(fact, where="--pace-links", way_out="--device cpu and a plan that uses a GPU")
-    return chosen
-
-
-def _describe(job: _Job, scenario: Scenario, host: HostFacts) -> Execution:
-    return describe_execution(
-        scenario,
-        job.policy,
-        config=job.config,
-        cost_model=job.document["inputs"].get("cost_model", "full"),
-        host=host,
-    )
-
-
-def _most_layers(job: _Job, host: HostFacts) -> int:
-    """Layers of the model, from the first on, that fit here under the plan; 0 where not one does."""
-    model = job.scenario.model
-    fits = 0
-    for layers in range(1, model.n_layers):
-        if any(model.moe_layers[:layers]) or not model.is_moe:
-            if not _describe(job, truncated(job.scenario, layers), host).here:
-                break
-            fits = layers
-    return fits
-
-
-def _find_prompts(job: _Job, file: Path | None, requests: int | None, seed: int) -> list[Prompt]:
+def _find_prompts(job: Job, file: Path | None, requests: int | None, seed: int) -> list[Prompt]:
     if requests is not None and requests < 1:
         raise InputError(f"{requests} requests", where="--requests", way_out="1 or more")
     if file is None:
@@ -300,7 +189,7 @@ def _find_prompts(job: _Job, file: Path | None, requests: int | None, seed: int)
     return found[:requests]
 
 
-def _check_model(job: _Job, model_dir: Path | None, random_weights: bool) -> Numerics:
+def _check_model(job: Job, model_dir: Path | None, random_weights: bool) -> Numerics:
     """How the model computes; refuses a folder that holds another one."""
     if (model_dir is None) != random_weights:
         fact = "which weights is not said" if model_dir is None else "weights are given twice"
@@ -312,7 +201,7 @@ def _check_model(job: _Job, model_dir: Path | None, random_weights: bool) -> Num
 
 
 def _open_weights(
-    job: _Job, model_dir: Path | None, numerics: Numerics, seed: int
+    job: Job, model_dir: Path | None, numerics: Numerics, seed: int
 ) -> tuple[WeightSource, tuple[str, ...]]:
     """The weights, and what a person should know of them."""
     if model_dir is None:
@@ -333,7 +222,7 @@ def _predict(scenario: Scenario, batch: SizedBatch) -> Prediction:
     return predict_policy(as_run, measure_sizes(as_run), rates, batch.policy)
 
 
-def _explain(error: BaseException, job: _Job) -> BaseException:
+def _explain(error: BaseException, job: Job) -> BaseException:
     """Memory that ran out, in one line; anything else is a fault of this program."""
     every: BaseException | None = error
     while every is not None:
@@ -354,21 +243,3 @@ def _write_tokens(path: Path, prompts: Sequence[Prompt], tokens: Mapping[int, li
         path.write_text("".join(lines), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", where=f"--output: {path}") from None
-
-
-def _check_files(plan: Path, *, trace: Path | None, output: Path | None, disk_dir: Path | None) -> None:
-    """Refuse files that could not be written, before anything takes long."""
-    seen: dict[Path, str] = {plan.resolve(): "PLAN"}
-    named: Iterable[tuple[str, Path | None]] = (("--trace", trace), ("--output", output))
-    for option, path in named:
-        if path is None:
-            continue
-        if not path.absolute().parent.is_dir():
-            raise InputError("its folder does not exist", where=f"{option}: {path}")
-        if path.is_dir():
-            raise InputError("is a folder", where=f"{option}: {path}", way_out="the name of a file")
-        other = seen.setdefault(path.resolve(), option)
-        if other != option:
-            raise InputError(f"is also {other}", where=f"{option}: {path}", way_out="another file")
-    if disk_dir is not None and not disk_dir.is_dir():
-        raise InputError("no such folder", where=f"--disk-dir: {disk_dir}")

@@ -13,11 +13,11 @@ from hrm.prediction import MemoryUse, Prediction, memory_by_phase
 from hrm.scenario import Scenario, measure_sizes
 from hrm.trivial import cpu_only_memory
 from runtime.device import Device
-from runtime.layer_command import device_name
+from runtime.device_names import device_name, same_gpu
 from runtime.run_watch import RunWatch
 from runtime.session import BatchRun
 
-__all__ = ["Ran", "planned_bytes", "run_document"]
+__all__ = ["Ran", "describe_run", "planned_bytes"]
 
 NOT_TAKEN = ("CUDA context", "reserve")
 """Terms of a plan's GPU memory that no allocation of a run is: the driver's own, and what is kept free."""
@@ -77,7 +77,7 @@ class Ran:
         return device_name(self.device)
 
 
-def run_document(ran: Ran) -> dict[str, Any]:
+def describe_run(ran: Ran) -> dict[str, Any]:
     """The document of a run; ratios are predicted over measured."""
     scenario, workload = ran.scenario, ran.scenario.workload
     steps, layers = workload.generation_length - 1, scenario.model.n_layers
@@ -102,7 +102,8 @@ def run_document(ran: Ran) -> dict[str, Any]:
         "device": ran.device.kind,
         "device_name": ran.device_name,
         "emulated": ran.device.emulated,
-        "comparable": ran.device.cuda,
+        "formats": {"kv": scenario.formats.kv, "compute": scenario.formats.compute},
+        "same_gpu": same_gpu(scenario.profile.gpu.name, ran.device),
         "paced": [str(lane) for lane in dict.fromkeys(ran.paced)],
         "weights": ran.weights,
         "prompts": ran.prompts,

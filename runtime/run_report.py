@@ -25,9 +25,10 @@ LEVELS = {"gpu": "GPU memory", "cpu": "CPU memory", "disk": "disk"}
 
 
 def print_run(document: Mapping[str, Any], console: Console) -> None:
-    """Print the document of `runtime.run_command.run_command`."""
+    """Print the document of `runtime.run_command.run_saved_plan`."""
     for line in _head(document):
         console.print(line, markup=False)
+    console.print(f"weights loaded in {document['load_s']:,.3g} s", markup=False)
     for table in (_rates(document), _lanes(document), _memory(document)):
         console.print(table)
     for line in (*_experts(document), *_remarks(document)):
@@ -44,8 +45,8 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
     requests, batches = document["requests"], document["batches"]
     yield (
         f"{_count(requests, 'request')} ({prompts}, {document['prompt_tokens'] / requests:,.4g} on average), "
-        f"{_count(document['generated_tokens'], 'token')} generated, in {_count(len(batches), 'batch')} of "
-        f"{_range(batches)}, schedule {document['schedule']}; loaded in {document['load_s']:.3g} s"
+        f"{_count(document['generated_tokens'], 'token')} generated; {_count(len(batches), 'batch')} of "
+        f"{_range(batches)}, schedule {document['schedule']}"
     )
 
 
@@ -74,7 +75,7 @@ def _lanes(document: Mapping[str, Any]) -> Table:
     for name, use in document["lanes"].items():
         words = lane_in_words(parse_lane(name), several=False) + (" *" if use["paced"] else "")
         keys = ("predicted_prefill_s", "prefill_s", "predicted_decode_s", "decode_s")
-        table.add_row(words, *(_number(use[key]) for key in keys), f"{use['utilisation']:.1%}")
+        table.add_row(words, *(_number(use[key]) for key in keys), _percent(use["utilisation"]))
     return table
 
 
@@ -106,7 +107,13 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
             f"! the accelerator is emulated on a CPU core: what is measured, and its ratio to what is predicted for "
             f"{hardware}, says nothing about {hardware}."
         )
-        yield "- emulated: activations of the GPU lie in CPU memory, and are counted there in both columns."
+        yield "- emulated: activations of the GPU lie in CPU memory, and are counted there in plan and run."
+    elif document["same_gpu"] is None:
+        yield f"! everything ran on the CPU of this machine: the ratio means something if it is that of {hardware}."
+    elif not document["same_gpu"]:
+        yield f"! predicted for {hardware}, run on another GPU: the ratio says how the two differ, not how right it is."
+    if document["device"] == "cpu" and document["formats"]["compute"] == "fp16":
+        yield "- fp16: a CPU computes products in fp32, and copies of what it multiplies count in its memory."
     if document["paced"]:
         words = ", ".join(lane_in_words(parse_lane(name), several=False) for name in document["paced"])
         yield f"* paced: tasks on {words} last at least as long as the profile of {hardware} says."
@@ -130,6 +137,10 @@ def _table(*heads: str) -> Table:
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number else "left", no_wrap=True)
     return table
+
+
+def _percent(share: float) -> str:
+    return "<0.1%" if 0.0 < share < 0.0005 else f"{share:.1%}"
 
 
 def _number(value: float) -> str:

@@ -100,6 +100,7 @@ class RunState:
     waiting: dict[int, Tensor] = field(default_factory=dict)
     embedded: dict[Position, Tensor] = field(default_factory=dict)
     active: dict[Position, Activations] = field(default_factory=dict)
+    positions: dict[Position, Tensor] = field(default_factory=dict)  # of the compute lane
     new_kv: dict[tuple[Phase, int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     disk_writes: dict[tuple[Phase, int, int, int], list[tuple[int, int, Tensor, Tensor]]] = field(default_factory=dict)
     landings: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
@@ -217,14 +218,19 @@ class RunState:
             for place, row in enumerate(part.tier_rows("disk"))
         ]
 
-    def to_gpu(self, source: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    def to_gpu(self, source: Tensor) -> Tensor:
         """A copy on the GPU level, for the compute lane."""
         if not self.device.cuda:
-            return source.to(dtype or source.dtype, copy=True)
+            return source.clone()
         found = torch.empty(source.shape, dtype=source.dtype, device="cuda")
         found.copy_(source, non_blocking=True)
         found.record_stream(self.compute_stream)
-        return found if dtype is None else found.to(dtype)
+        return found
+
+    def hand_over(self, source: Tensor) -> None:
+        """Say that the calling lane uses what another made, so that its memory is not used again before."""
+        if source.is_cuda:
+            source.record_stream(torch.cuda.current_stream())
 
     def to_host(self, source: Tensor, into: Tensor | None = None) -> Tensor:
         """A copy in CPU memory; on CUDA it is there once the copy lane's event is."""
@@ -233,7 +239,7 @@ class RunState:
                 return source.clone()
             into.copy_(source)
             return into
-        source.record_stream(torch.cuda.current_stream())
+        self.hand_over(source)
         if into is None:
             into = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
         into.copy_(source, non_blocking=True)

@@ -92,8 +92,8 @@ class RunWatch:
         layers, steps = self.scenario.model.n_layers, self.scenario.workload.generation_length - 1
         if task.phase == "prefill":
             return f"{batch}prefill of {requests:,} requests: layer {task.layer + 1} of {layers}"
-        tokens = requests * (task.step + 1)
-        by_now = predicted.prefill_s + predicted.decode_s * task.step / steps
         share = (task.step + task.layer / layers) / steps
+        tokens = requests * (1.0 + share * steps)  # prefill gave the first one of each
+        by_now = predicted.prefill_s + predicted.decode_s * share
         rates = f"{tokens / elapsed_s:,.4g} token/s so far ({tokens / by_now:,.4g} predicted)"
         return f"{batch}decode {share:.0%}, step {task.step + 1} of {steps}: {rates}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hrm.layout import Layout
 from hrm.memory import PIPELINE_DEPTH
 from hrm.policy import Policy
 from hrm.prediction import memory_by_phase
-from hrm.scenario import Scenario, kv_capacity_bytes
+from hrm.scenario import Scenario, kv_capacity_bytes, truncated
 from hrm.schedules import SCHEDULES, Steps, check_schedule, held_before, schedule_graph
 from hrm.trace import Trace
 from hrm.trivial import cpu_only_memory
@@ -28,6 +28,7 @@ from hrm.weight_copies import PIECE_BYTES
 from runtime.arena import Arena, Arenas
 from runtime.batches import SizedBatch, cut_batches
 from runtime.bindings import RING_PIECES, bind_buffers
+from runtime.cuda_attention import kernel_works
 from runtime.device import Device
 from runtime.disk_file import BLOCK, DiskFile
 from runtime.executor import Pace, execute
@@ -256,6 +257,12 @@ class Session:
         )
         if len(placement.prefill) > 1 and not policy.everything_on_cpu and policy.weight_slots != "experts":
             self._make_waiting(state)
+        if self.device.cuda:  # made here, whole, as several lanes read them
+            for j in range(len(placement.decode)):
+                for tier in ("gpu", "cpu", "disk"):
+                    state.index(j, tier)
+            for kind in (self.dtype, cache.dtype):  # checked before the first task is timed
+                kernel_works(state.hidden.device, kind, model.head_dim)
         return state
 
     def _make_waiting(self, state: RunState) -> None:
@@ -367,6 +374,8 @@ def open_session(
     disk = DiskFile(disk_dir) if policy.weights_on_disk > 0 or policy.kv_on_disk > 0 else None
     streams: dict[Lane, Any] = {}
     if device.cuda:
+        gpu = scenario.profile.gpu
+        device.limit_gpu_memory(gpu.usable_memory_bytes - gpu.context_bytes)
         for kind in (LaneKind.GPU, LaneKind.H2D, LaneKind.D2H):
             streams[Lane(kind, 0)] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     store = load_weights(
@@ -381,15 +390,7 @@ def open_session(
     )
     if disk is not None:
         disk.flush()
+    if device.cuda:  # what loading left over belongs to a stream that computes nothing
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     return Session(scenario, policy, schedule, numerics, device, store, arenas, disk, dtype, streams, pace, one_layer)
-
-
-def truncated(scenario: Scenario, layers: int) -> Scenario:
-    """The scenario with the first so many layers of its model."""
-    model = scenario.model
-    if layers >= model.n_layers:
-        return scenario
-    cut = replace(
-        model, n_layers=layers, moe_layers=model.moe_layers[:layers], layer_windows=model.layer_windows[:layers]
-    )
-    return replace(scenario, model=cut)

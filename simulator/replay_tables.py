@@ -31,12 +31,11 @@ def print_replay(document: Mapping[str, Any], console: Console) -> None:
     from rich.markup import escape
 
     shared = "with contention" if document["contention"] else "without contention"
-    console.print(
-        escape(
-            f"{document['model']} on {document['hardware']}, {document['workload']}, schedule {document['schedule']}, "
-            f"{shared}: {document['tasks']:,} tasks replayed in {document['simulate_seconds']:.2f} s"
-        )
-    )
+    layers, every = document["layers"], document["layers_of_model"]
+    part = f", {layers} of {every} layers," if layers < every else ""
+    what = f"{document['model']}{part} on {document['hardware']}, {document['workload']}"
+    replayed = f"{document['tasks']:,} tasks replayed in {document['simulate_seconds']:.2f} s"
+    console.print(escape(f"{what}, schedule {document['schedule']}, {shared}: {replayed}"))
     for table in tables_of_replay(document):
         console.print(table)
     console.print(bubble_in_words(document))

@@ -13,7 +13,7 @@ from hrm.plans import read_plan_document
 from hrm.plots import check_figure_path, save_figure
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
-from hrm.scenario import Scenario, measure_sizes
+from hrm.scenario import Scenario, measure_sizes, truncated
 from hrm.schedules import Steps, check_schedule
 from hrm.trace_files import facts_of_plan, write_trace
 from hrm.trivial import predict_policy
@@ -40,6 +40,7 @@ def simulate_command(
     plan_file: Path,
     *,
     schedule: str | None = None,
+    layers: int | None = None,
     steps: int | None = None,
     full: bool = False,
     contention: bool = True,
@@ -58,6 +59,8 @@ def simulate_command(
         Written by `hrm plan -o`.
     schedule : str, optional
         The policy's own by default.
+    layers : int, optional
+        Only the first so many layers of the model, as `hrm run --layers` runs it.
     steps : int, optional
         Decode steps that the trace and the picture show, whole; by default one, the picture two layers of it.
     full : bool
@@ -89,8 +92,9 @@ def simulate_command(
     check_output(trace, "--trace")
     check_output(plot, "--plot", figure=True)
     check_apart(PLAN=plan_file, trace=trace, plot=plot)
-    scenario, policy, saved = read_plan_document(plan_file)
+    whole, policy, saved = read_plan_document(plan_file)
     _check_plan_runs(saved, plan_file)
+    scenario = whole if layers is None else truncated(whole, layers)
     name = schedule or policy.schedule
     check_schedule(name, policy)
     if scenario.workload.generation_length == 1 and (trace, plot, steps) != (None, None, None):
@@ -113,12 +117,14 @@ def simulate_command(
         account = account_in_short(scenario, policy, name, replay, contention=contention, change=change)
     else:
         account = account_for_step(run)
-    layers = scenario.model.n_layers
+    count = scenario.model.n_layers
     document = {
         "model": scenario.model.name,
+        "layers": count,
+        "layers_of_model": whole.model.n_layers,
         "hardware": scenario.profile.name,
         "workload": workload_in_words(scenario),
-        **replay_document(replay, prediction, account, num_layers=layers, schedule=name, contention=contention),
+        **replay_document(replay, prediction, account, num_layers=count, schedule=name, contention=contention),
     }
     if run is not None and trace is not None:
         graph, shown = run.graph, run.trace

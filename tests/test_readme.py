@@ -163,6 +163,13 @@ def test_every_module_of_the_planner_has_its_place_in_the_tree() -> None:
     assert {path.stem for path in (ROOT / "hrm").glob("*.py")} - named == {"__init__", "__main__"}
 
 
+def test_every_module_of_the_runtime_has_its_place_in_the_tree() -> None:
+    part = re.search(r"^runtime/ .*?^notebooks/", README, flags=re.DOTALL | re.MULTILINE)
+    assert part is not None
+    named = set(re.findall(r"\b(\w+)\.py", part[0]))
+    assert named == {path.stem for path in (ROOT / "runtime").glob("*.py")} - {"__init__"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
@@ -190,6 +197,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "",
         "plan",
         "simulate",
+        "run",
         "diff",
         "compare",
         "sweep",
@@ -200,6 +208,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "models",
         "models show",
         "validate published",
+        "validate layer",
         "fit",
     )
     negations = negations_of("plan") | negations_of("simulate")
@@ -222,6 +231,10 @@ def test_documented_options_are_those_of_plan() -> None:
 def test_simulate_options_are_documented() -> None:
     documented = {word for row in tables(CLI)["option | what it does"] for word in code_words(row[0])}
     assert documented == options_of("simulate") | negations_of("simulate")
+
+
+def test_run_options_are_documented() -> None:
+    assert options_of("run") == {word for row in tables(CLI)["option | in a run"] for word in code_words(row[0])}
 
 
 def test_diff_options_are_documented() -> None:
@@ -249,6 +262,11 @@ def test_sweep_options_are_documented() -> None:
 def test_validate_options_are_documented() -> None:
     documented = {word for row in tables(CLI)["option | in a validation"] for word in code_words(row[0])}
     assert options_of("validate published") == documented
+
+
+def test_layer_options_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | in a layer check"] for word in code_words(row[0])}
+    assert options_of("validate layer") == documented
 
 
 def test_fit_options_and_keys_are_documented() -> None:

@@ -190,7 +190,7 @@ struct Ahead {
     }
     const int64_t bytes = count * stride * static_cast<int64_t>(sizeof(T));
     const char* const p = reinterpret_cast<const char*>(pool + (of->row + row) * stride);
-    for (int64_t b = bytes * i / n & -64, end = bytes * (i + 1) / n; b < end; b += 64) prefetch(p + b);
+    for (int64_t b = bytes * i / n & -64, end = bytes * (i + 1) / n; b < end; b += 64) prefetch_near(p + b);
   }
 };
 

@@ -204,9 +204,14 @@ struct Buffer {
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+// Asks for a line: near, in the first cache, for soon; far, in the second, for later.
 // The empty asm: GCC takes a function that only prefetches for one without effect and drops calls of it.
-[[gnu::always_inline]] inline void prefetch(const void* p) {
+[[gnu::always_inline]] inline void prefetch_near(const void* p) {
   __builtin_prefetch(p, 0, 3);
+  asm volatile("" : : "r"(p));
+}
+[[gnu::always_inline]] inline void prefetch_far(const void* p) {
+  __builtin_prefetch(p, 0, 2);
   asm volatile("" : : "r"(p));
 }
 

@@ -8,8 +8,10 @@ are found whether or not anyone thought of it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -36,19 +38,8 @@ Ranges = tuple[tuple[int, int], ...]
 INDEXED = {"aten::index_copy_": 2, "aten::index_add_": 2, "aten::index_put_": 1}
 """Operators that write some rows only, and which argument says which."""
 
-WATCHED = (
-    "prefill_hidden",
-    "waiting",
-    "embedded",
-    "active",
-    "new_kv",
-    "disk_writes",
-    "landings",
-    "best",
-    "kept",
-    "ring_inputs",
-    "host_routings",
-)
+PLAIN = ("indices",)
+"""Mappings of a run that are caches: whoever comes first fills them, all with the same."""
 
 
 @cache
@@ -138,18 +129,25 @@ class Accesses(TorchDispatchMode):
 class _Activations(runtime.run_state.Activations):
     """Activations that tell which of their fields is used."""
 
-    __slots__ = ("watch",)
+    __slots__ = ("number",)
     watching: Accesses | None = None
+    numbers = itertools.count()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = object.__new__(cls)
+        object.__setattr__(made, "number", next(cls.numbers))  # addresses are used again
+        return made
 
     def __getattribute__(self, name: str) -> Any:
-        watching = _Activations.watching
-        if watching is not None and not name.startswith("_"):
-            watching.name((id(self), name), writes=False)
+        if _Activations.watching is not None and not name.startswith("_"):
+            number = object.__getattribute__(self, "number")
+            _Activations.watching.name(("activations", number, name), writes=False)
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if _Activations.watching is not None:
-            _Activations.watching.name((id(self), name), writes=True)
+            number = object.__getattribute__(self, "number")
+            _Activations.watching.name(("activations", number, name), writes=True)
         object.__setattr__(self, name, value)
 
 
@@ -164,6 +162,14 @@ class _Watched(dict[Any, Any]):
         self.watching.name((self.name, key), writes=False)
         return super().__getitem__(key)
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.watching.name((self.name, key), writes=False)
+        return super().get(key, default)
+
+    def __contains__(self, key: Any) -> bool:
+        self.watching.name((self.name, key), writes=False)
+        return super().__contains__(key)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self.watching.name((self.name, key), writes=True)
         super().__setitem__(key, value)
@@ -173,7 +179,7 @@ class _Watched(dict[Any, Any]):
         super().__delitem__(key)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        self.watching.name((self.name, key), writes=key not in self)
+        self.watching.name((self.name, key), writes=not super().__contains__(key))
         return super().setdefault(key, default)
 
     def pop(self, key: Any, *default: Any) -> Any:
@@ -187,7 +193,6 @@ def watch_runs() -> Iterator[list[tuple[TaskGraph, Accesses]]]:
     ran: list[tuple[TaskGraph, Accesses]] = []
     state: list[RunState] = []
     current: list[Accesses] = []
-    torch.set_num_threads(1)
     prepare, attend = runtime.session.Session.prepare, runtime.attention.attend_decode
     apply, read, write = runtime.experts.apply_experts, DiskFile.read, DiskFile.write
 
@@ -195,7 +200,9 @@ def watch_runs() -> Iterator[list[tuple[TaskGraph, Accesses]]]:
         state.append(prepare(self, *args, **kwargs))
         return state[-1]
 
-    def attended(q: Tensor, keys: Tensor, values: Tensor, first: Tensor, lengths: Tensor, out: Tensor, **how: Any) -> None:
+    def attended(
+        q: Tensor, keys: Tensor, values: Tensor, first: Tensor, lengths: Tensor, out: Tensor, **how: Any
+    ) -> None:
         watching = current[-1]
         with watching.pause():
             attend(q, keys, values, first, lengths, out, **how)
@@ -231,10 +238,14 @@ def watch_runs() -> Iterator[list[tuple[TaskGraph, Accesses]]]:
 
     def execute(graph: TaskGraph, run: Callable[[Task], Any], device: Any, **kwargs: Any) -> Trace:
         watching = Accesses()
-        for name in WATCHED:
-            setattr(state[-1], name, _Watched(name, watching, dict(getattr(state[-1], name))))
+        for field in fields(state[-1]):
+            held = getattr(state[-1], field.name)
+            if isinstance(held, dict) and field.name not in PLAIN:
+                setattr(state[-1], field.name, _Watched(field.name, watching, held))
         _Activations.watching = watching
         current.append(watching)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             with torch.no_grad(), watching:
                 for number, task in enumerate(graph.tasks):
@@ -243,6 +254,7 @@ def watch_runs() -> Iterator[list[tuple[TaskGraph, Accesses]]]:
                     if finish is not None:
                         finish()
         finally:
+            torch.set_num_threads(threads)
             _Activations.watching = None
             current.pop()
         ran.append((graph, watching))

@@ -124,7 +124,7 @@ def cases(draw: st.DrawFn, most_micro_batches: int = 4) -> Case:
 
 
 def corners() -> Iterator[Case]:
-    """All corners of schedule, places and slots that are accepted, four micro-batches of one request (or one of two)."""
+    """Every corner of schedule, places and slots that is accepted, with four micro-batches of one request."""
     places = itertools.product(
         SCHEDULES,
         (False, True),
