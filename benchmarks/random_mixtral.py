@@ -41,7 +41,9 @@ def save_model(folder: Path) -> Path:
     if where.exists():
         return where
     from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tell("drawing and saving the model")
     torch.manual_seed(0)
     before = torch.get_default_dtype()
@@ -57,7 +59,9 @@ def save_model(folder: Path) -> Path:
 def load_reference(folder: Path) -> Any:
     """The same model in transformers, in bf16."""
     from transformers import MixtralForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return MixtralForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
 

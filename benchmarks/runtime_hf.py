@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +76,12 @@ def try_implementations(model: Any, ids: torch.Tensor) -> tuple[dict[str, tuple[
         try:
             model.set_experts_implementation(name)
             with _bounded_memory():
-                generate(model, ids[:, :4], 2)
+                generate(model, ids, 1)  # warms it up, or fails for want of memory
                 for tokens in (1, GENERATED):
                     with timed(seconds):
                         generate(model, ids, tokens)
         except Exception as error:  # whatever it is, the others are tried
-            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:110] if str(error) else ''}"
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][-70:] if str(error) else ''}"
             tell(f"transformers, {name}: does not run here ({reasons[name]})")
             continue
         found[name] = (seconds[1], seconds[1] - seconds[0])
@@ -135,8 +135,7 @@ def measure(settings: Settings) -> Section:
         flop_rates += [matrices.measure() for _ in range(3)]
         read_rates += [reading.measure() for _ in range(3)]
         for name in repeated:
-            with suppress(AttributeError):
-                model.set_experts_implementation(name)
+            model.set_experts_implementation(name)
             with timed(first[name]):
                 generate(model, ids, 1)
             with timed(whole[name]):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from hrm.batching import MicroBatch, Request, assign_batch
 from hrm.errors import InputError
+from hrm.points import prefill_choice
 from hrm.policy import Policy
+from hrm.scenario import Scenario
 
 __all__ = ["SizedBatch", "cut_batches"]
 
@@ -25,8 +27,10 @@ class SizedBatch:
         return tuple(request for part in self.micro_batches for request in part.requests)
 
 
-def cut_batches(requests: Sequence[Request], policy: Policy) -> Iterator[SizedBatch]:
+def cut_batches(requests: Sequence[Request], policy: Policy, scenario: Scenario) -> Iterator[SizedBatch]:
     """Batches of a stream of requests by Algorithm 2, in the order they run.
+
+    A smaller batch has prefill micro-batches that hold no more tokens at worst than those of the plan.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def cut_batches(requests: Sequence[Request], policy: Policy) -> Iterator[SizedBa
             num_waiting=min(waiting, len(taken)),
         )
         parts = list(batch.micro_batches)
-        while (sized := _sized(parts, policy)) is None:  # too few requests for so many: the smallest part waits
+        while (sized := _sized(parts, policy, scenario)) is None:  # too few for so many parts: the smallest waits
             smallest = min(parts, key=lambda part: part.size)
             parts.remove(smallest)
             deferred = (*deferred, *smallest.requests)
@@ -63,7 +67,7 @@ def cut_batches(requests: Sequence[Request], policy: Policy) -> Iterator[SizedBa
         yield SizedBatch(tuple(parts), sized)
 
 
-def _sized(parts: Sequence[MicroBatch], policy: Policy) -> Policy | None:
+def _sized(parts: Sequence[MicroBatch], policy: Policy, scenario: Scenario) -> Policy | None:
     """The policy for as many requests as there are, or None where they do not make so many micro-batches."""
     size, count = sum(part.size for part in parts), len(parts)
     if size == policy.batch_size and count == policy.num_micro_batches:
@@ -71,10 +75,19 @@ def _sized(parts: Sequence[MicroBatch], policy: Policy) -> Policy | None:
     micro = -(-size // count)
     if not micro * (count - 1) < size <= micro * count:
         return None
+    most = _prefill_tokens(scenario, policy.batch_size, policy.prefill_micro_batch_size)
+    prefill = min(policy.prefill_micro_batch_size, size)
+    while prefill > 1 and _prefill_tokens(scenario, size, prefill) > most:  # fewer requests share fewer micro-batches
+        prefill -= 1
     return replace(
         policy,
         batch_size=size,
         micro_batch_size=micro,
         num_micro_batches=count,
-        prefill_micro_batch_size=min(policy.prefill_micro_batch_size, size),
+        prefill_micro_batch_size=prefill,
     )
+
+
+def _prefill_tokens(scenario: Scenario, batch_size: int, requests: int) -> float:
+    """Prompt tokens of a prefill micro-batch of at most so many requests, at worst."""
+    return float(prefill_choice(scenario, float(batch_size), float(requests)).tokens)

@@ -108,7 +108,8 @@ def run_saved_plan(
     machine = choose_machine(job, device, disk_dir, paced)
     prompts = _find_prompts(job, prompt_ids, requests, seed)
     numerics = _check_model(job, model_dir, random_weights)
-    batches = list(cut_batches(make_requests([prompt.tokens for prompt in prompts], job.scenario), job.policy))
+    asked = make_requests([prompt.tokens for prompt in prompts], job.scenario)
+    batches = list(cut_batches(asked, job.policy, job.scenario))
     predictions = [_predict(job.scenario, batch) for batch in batches]
     watch = RunWatch(job.scenario, [(len(b.requests), p) for b, p in zip(batches, predictions, strict=True)], window)
     watch.tell = on_progress

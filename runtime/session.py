@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hrm.graph import Lane, LaneKind, Task, TaskGraph, TaskId
+from hrm.graph import Lane, LaneKind, Op, Task, TaskGraph, TaskId
 from hrm.layout import Layout
 from hrm.memory import PIPELINE_DEPTH
 from hrm.policy import Policy
@@ -24,10 +24,9 @@ from hrm.scenario import Scenario, kv_capacity_bytes, truncated
 from hrm.schedules import SCHEDULES, Steps, check_schedule, held_before, schedule_graph
 from hrm.trace import Trace
 from hrm.trivial import cpu_only_memory
-from hrm.weight_copies import PIECE_BYTES
 from runtime.arena import Arena, Arenas
 from runtime.batches import SizedBatch, cut_batches
-from runtime.bindings import RING_PIECES, bind_buffers
+from runtime.bindings import RING_PIECES, as_load, bind_buffers
 from runtime.cuda_attention import kernel_works
 from runtime.device import Device
 from runtime.disk_file import BLOCK, DiskFile
@@ -142,7 +141,7 @@ class Session:
         """
         requests = make_requests(prompts, self.scenario)
         runs = []
-        for batch in cut_batches(requests, self.policy):
+        for batch in cut_batches(requests, self.policy, self.scenario):
             run = self._batch(batch, prompts, keep_logits, on_experts, on_progress, window, on_piece)
             runs.append(run)
             window = None
@@ -315,10 +314,14 @@ class Session:
 
     def _make_ring(self, state: RunState, graph: TaskGraph) -> None:
         """Pinned pieces between CPU memory or disk and the link, as large as the largest that passes them."""
-        if not any(piece.pinned is not None for piece in state.bindings.pieces.values()):
+        through: dict[TaskId, float] = {}  # of each piece what passes the ring
+        for task in graph.tasks:
+            load = as_load(task.id)
+            if task.id.op in (Op.STAGE_WEIGHTS, Op.READ_DISK) and load in state.bindings.pieces:
+                through[load] = through.get(load, 0.0) + task.bytes_moved
+        if not through:
             return
-        size = max(task.bytes_moved for task in graph.tasks if task.id in state.bindings.pieces)
-        wanted = min(int(size * 1.01), int(PIECE_BYTES)) + 4 * BLOCK + 8 * self.store.row_bytes
+        wanted = int(max(through.values()) * 1.01) + 4 * BLOCK + 8 * self.store.row_bytes
         if not self.store.ring or self.store.ring[0].numel() < wanted:
             self.store.ring = [self.device.pinned_bytes(wanted) for _ in range(RING_PIECES)]
 

@@ -132,7 +132,11 @@ class WeightStore:
 
     def of_ring(self, layer: int, expert: int, place: int | None) -> list[Segment]:
         """All parts of one expert: the resident one, and what its place of the ring holds."""
-        found = [each for each in self.segments(layer, "gpu", self.resident[layer]) if each[0] == expert]
+        found: list[Segment] = []
+        resident, rows = self.resident[layer], self.cut.gpu[expert]
+        if resident is not None and rows:
+            start = rows * expert  # a ring cuts every expert alike
+            found.append((expert, resident[start : start + rows]))
         if place is not None:
             packed = self.rows(self.slots[place])
             rows = self.cut.cpu[expert] + self.cut.disk[expert]

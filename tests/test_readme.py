@@ -214,6 +214,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
     negations = negations_of("plan") | negations_of("simulate")
     known = {option for command in commands for option in options_of(command)} | negations | HELP
     others = {"--runs", "--pair", "--query-gpu", "--format"}  # of benchmarks/speed.py and nvidia-smi
+    others |= {"--out", "--minutes"}  # of scripts/gpu_check.py
     for page in PAGES:
         text = re.sub(
             r"<!-- screen -->.*?<!-- end of screen -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL

@@ -53,10 +53,11 @@ struct Ahead {
   }
 };
 
-// out[token][0..3] = the products of columns `from` to `to` of four rows with N tokens.
+// out[token * stride + 0..3] = (or, unless from is 0, +=) the products of columns `from` to `to` of four rows with N
+// tokens.
 template <class How, int N, class T, class X>
 [[gnu::flatten]] inline void dot_rows(const T* const* rows, Ahead& ahead, int lines, const X* const* x, int64_t from,
-                                      int64_t to, float (*out)[ROWS]) {
+                                      int64_t to, float* out, int64_t stride) {
   vf sums[N * ROWS];
   unroll<N * ROWS>([&](auto i) { sums[i] = vf{}; });
   int64_t c = from;
@@ -70,11 +71,13 @@ template <class How, int N, class T, class X>
     });
   }
   unroll<N>([&](auto t) {
-    sum4(sums[t * ROWS], sums[t * ROWS + 1], sums[t * ROWS + 2], sums[t * ROWS + 3], out[t]);
+    float four[ROWS];
+    sum4(sums[t * ROWS], sums[t * ROWS + 1], sums[t * ROWS + 2], sums[t * ROWS + 3], four);
+    for (int r = 0; r < ROWS; r++) out[t * stride + r] = from ? out[t * stride + r] + four[r] : four[r];
   });
   for (; c < to; c++)
     for (int t = 0; t < N; t++)
-      for (int r = 0; r < ROWS; r++) out[t][r] += widen(rows[r][c]) * widen(x[t][c]);
+      for (int r = 0; r < ROWS; r++) out[t * stride + r] += widen(rows[r][c]) * widen(x[t][c]);
 }
 
 // f with the first of some tokens, and their number (at most MOST) as a constant; groups about equally large.
@@ -154,10 +157,10 @@ template <class X>
 struct Visits {
   std::vector<const X*> x;
   std::vector<int64_t> places;  // of the sums in a panel
-  Buffer<float> gates, ups, products;
+  Buffer<float> dots, factors;  // gate and up products of each row in turn; what its down row is multiplied with
   Buffer<bf16> pairs;
   explicit Visits(int64_t visits)
-      : x(visits), places(visits), gates(visits * BLOCK), ups(visits * BLOCK), products(visits * BLOCK),
+      : x(visits), places(visits), dots(visits * BLOCK * 2), factors(visits * BLOCK),
         pairs(visits * BLOCK) {}
 };
 
@@ -175,25 +178,27 @@ void apply_block(const T* rows, int count, const T* next, int next_count, int64_
       for (int i = 0; i < count; i += 2) {
         const int j = i + 1 < count ? i + 1 : i;  // of an odd number the last stands in for one that is not there
         const T* const four[ROWS] = {rows + i * 3 * h, rows + (i * 3 + 1) * h, rows + j * 3 * h, rows + (j * 3 + 1) * h};
-        float out[n()][ROWS];
-        dot_rows<How, n()>(four, ahead, lines, visits.x.data() + t, from, to, out);
-        for (int k = 0; k < n(); k++) {
-          float* const gates = visits.gates.data + (t + k) * BLOCK;
-          float* const ups = visits.ups.data + (t + k) * BLOCK;
-          if (!from) gates[i] = ups[i] = gates[j] = ups[j] = 0;
-          gates[i] += out[k][0], ups[i] += out[k][1];
-          if (j > i) gates[j] += out[k][2], ups[j] += out[k][3];
-        }
+        dot_rows<How, n()>(four, ahead, lines, visits.x.data() + t, from, to, visits.dots.data + (t * BLOCK + i) * 2,
+                           2 * BLOCK);
       }
     }
   });
   for (int64_t t = 0; t < segment.visits; t++) {
-    float* const products = visits.products.data + t * BLOCK;
-    for (int r = count; r < BLOCK; r++) visits.gates.data[t * BLOCK + r] = visits.ups.data[t * BLOCK + r] = 0;
-    for (int r = 0; r < BLOCK; r += W)
-      store(products + r, gate_and_weigh(load(visits.gates.data + t * BLOCK + r), load(visits.ups.data + t * BLOCK + r),
-                                         segment.weights[t]));
-    for (int r = 0; r < BLOCK; r++) narrow(products[r], visits.pairs.data + t * BLOCK + r);
+    const float* const dots = visits.dots.data + t * 2 * BLOCK;
+    float* const factors = visits.factors.data + t * BLOCK;
+    alignas(64) float gates[BLOCK], ups[BLOCK];
+    for (int r = 0; r < BLOCK; r++) gates[r] = dots[2 * r], ups[r] = dots[2 * r + 1];
+    for (int r = count; r < BLOCK; r++) gates[r] = ups[r] = 0;
+    for (int r = 0; r < count; r += W) {
+      const vf factor = gate_and_weigh(load(gates + r), load(ups + r), segment.weights[t]);
+      store(factors + r, factor);
+#if defined(HRM_BF16_DOT)
+      if constexpr (How::step == PANEL) {
+        const __m256bh pairs = _mm512_cvtneps_pbh((__m512)factor);
+        std::memcpy(visits.pairs.data + t * BLOCK + r, &pairs, sizeof pairs);
+      }
+#endif
+    }
   }
   const T* const down = rows + 2 * h;
   lines = ahead.pace(1.0, (segment.visits + ADDED - 1) / ADDED * (h / PANEL + 1));
@@ -206,13 +211,13 @@ void apply_block(const T* rows, int count, const T* next, int next_count, int64_
         add_pairs<n()>(down + c, 3 * h, count, visits.pairs.data + t * BLOCK, visits.places.data() + t, sums + c * tokens);
       else
 #endif
-        add_columns<n()>(down + c, 3 * h, count, visits.products.data + t * BLOCK, visits.places.data() + t, sums + c * tokens);
+        add_columns<n()>(down + c, 3 * h, count, visits.factors.data + t * BLOCK, visits.places.data() + t, sums + c * tokens);
     });
   }
   for (int64_t i = 0; c + i < h; i++)
     for (int64_t t = 0; t < segment.visits; t++)
       for (int r = 0; r < count; r++)
-        sums[c * tokens + visits.places[t] + i] += visits.products.data[t * BLOCK + r] * widen(down[r * 3 * h + c + i]);
+        sums[c * tokens + visits.places[t] + i] += visits.factors.data[t * BLOCK + r] * widen(down[r * 3 * h + c + i]);
 }
 
 #if defined(HRM_BF16_DOT)
@@ -334,11 +339,11 @@ void multiply(const X* x, const T* weights, const float* bias, void* out, int ou
           for (int64_t row = first; row < last; row += ROWS) {
             const T* four[ROWS];
             for (int r = 0; r < ROWS; r++) four[r] = weights + std::min(row + r, n - 1) * h;
-            float y[count()][ROWS];
-            dot_rows<How, count()>(four, ahead, lines, each.data() + t, 0, h, y);
+            float y[count() * ROWS];
+            dot_rows<How, count()>(four, ahead, lines, each.data() + t, 0, h, y, ROWS);
             for (int k = 0; k < count(); k++)
               for (int r = 0; r < ROWS && row + r < last; r++)
-                write(y[k][r] + (bias ? bias[row + r] : 0.0f), out, out_dtype, (t + k) * n + row + r);
+                write(y[k * ROWS + r] + (bias ? bias[row + r] : 0.0f), out, out_dtype, (t + k) * n + row + r);
           }
         });
       }

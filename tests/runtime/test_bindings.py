@@ -175,8 +175,7 @@ def some_corners(schedule: str, count: int, seed: int) -> list[Case]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so small that tiny weights pass the pinned ring in several, and the lm_head comes in three."""
-    for module in ("hrm.weight_copies", "runtime.session"):
-        monkeypatch.setattr(f"{module}.PIECE_BYTES", 3000.0)
+    monkeypatch.setattr("hrm.weight_copies.PIECE_BYTES", 3000.0)
     for module in ("hrm.layout", "hrm.memory"):
         monkeypatch.setattr(f"{module}.HEAD_BUFFER_BYTES", 5000.0)
 

@@ -1,13 +1,14 @@
 """Tokens and logits are those of transformers, whatever the schedule and policy.
 
-Ten prompts of 1 to 12 tokens, several batches, the last of them smaller. In fp32 every token must be the same, and every
-logit within 1e-4 of the largest of its row: sums of a few dozen terms in another order differ by some 1e-6.
+Ten prompts of 1 to 12 tokens, several batches, the last of them smaller. In fp32 every token must be the same, and
+every logit within 1e-4 of the largest of its row: sums of a few dozen terms in another order differ by some 1e-6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from cases import (
     Ran,
     cases,
     largest_error,
-    make_prompts,
     model_folder,
     open_tiny,
     policy_of,
@@ -29,15 +29,15 @@ from cases import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, load_reference
+from tiny_models import FAMILIES
 
-from hrm.errors import InputError
 from hrm.graph import Op, Task
 from hrm.schedules import SCHEDULES
 from runtime.kernels import KERNELS
+from runtime.layers import linear
 
 CLOSE = 1e-4
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +56,7 @@ def check(ran: Ran, wanted: Generated) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_gives_what_transformers_gives(
-    schedule: str, family: str, said: dict[str, Generated]
-) -> None:
+def test_every_schedule_gives_what_transformers_gives(schedule: str, family: str, said: dict[str, Generated]) -> None:
     ran = run_case(model_folder(family), Case(schedule, policy_of(schedule)))
     check(ran, said[family])
     sizes = [batch.policy.batch_size for batch in ran.batches]
@@ -107,12 +105,9 @@ def test_the_places_by_hand_run_every_kernel() -> None:
     assert run == set(KERNELS)
 
 
-def test_small_pieces_give_what_transformers_gives(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, Generated]
-) -> None:
+def test_small_pieces_give_what_transformers_gives(monkeypatch: pytest.MonkeyPatch, said: dict[str, Generated]) -> None:
     """Weights in several pieces through the pinned ring, and the lm_head in three."""
-    for module in ("hrm.weight_copies", "runtime.session"):
-        monkeypatch.setattr(f"{module}.PIECE_BYTES", 3000.0)
+    monkeypatch.setattr("hrm.weight_copies.PIECE_BYTES", 3000.0)
     for module in ("hrm.layout", "hrm.memory"):
         monkeypatch.setattr(f"{module}.HEAD_BUFFER_BYTES", 5000.0)
     for schedule in ("cgopipe", "s3", "serial"):
@@ -130,7 +125,7 @@ def test_small_pieces_give_what_transformers_gives(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_schedule_and_policy_gives_what_transformers_gives(family: str, said: dict[str, Generated]) -> None:
-    @settings(MANY, max_examples=40)
+    @settings(MANY, max_examples=25)
     @given(cases())
     def check_one(case: Case) -> None:
         check(run_case(model_folder(family), case), said[family])
@@ -138,14 +133,14 @@ def test_any_schedule_and_policy_gives_what_transformers_gives(family: str, said
     check_one()
 
 
-@settings(MANY, max_examples=15)
+@settings(MANY, max_examples=8)
 @given(cases(), st.randoms(use_true_random=False))
 def test_timing_changes_nothing(case: Case, source: Any) -> None:
     """Lanes slowed at random, so that they meet in other orders."""
     slow = {lane: source.choice((0.0, 0.0, 0.001, 0.003)) for lane in range(6)}
 
     def pace(task: Task) -> float:
-        return slow[sum(map(ord, task.lane.kind.value)) % 6] * (hash(task.id) % 3)
+        return slow[sum(map(ord, task.lane.kind.value)) % 6] * (crc32(str(task.id).encode()) % 3)
 
     check(run_case(model_folder("mixtral"), case, pace=pace), reference(model_folder("mixtral")))
 
@@ -208,48 +203,71 @@ def test_requests_of_an_uneven_batch_come_back_in_the_order_of_the_prompts() -> 
 
 # Narrow formats
 
-
-def gaps(logits: torch.Tensor) -> torch.Tensor:
-    """Best logit less the second best, relative to the largest [n]."""
-    best = logits.topk(2, dim=-1).values
-    return (best[:, 0] - best[:, 1]) / logits.abs().amax(dim=-1)
+ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Largest relative error of rounding one value."""
 
 
-def check_near(ran: Ran, wanted: Generated, tolerance: float) -> int:
-    """Follow each request as long as it says the same; it may part only where two tokens are that close."""
-    agreed = 0
+def errors_of(ran: Ran, wanted: Generated) -> torch.Tensor:
+    """Error of every row of logits up to where a request first says something else, relative to its largest logit."""
+    found = []
     for request, tokens in enumerate(ran.tokens):
-        logits = ran.logits_of(request)
-        for place, token in enumerate(wanted.tokens[request]):
-            expected = wanted.logits[request][place]
-            error = (logits[place] - expected).abs().max() / expected.abs().max()
-            assert error < tolerance, (request, place, float(error))
-            if tokens[place] != token:
-                assert gaps(wanted.logits[request])[place] < 2 * tolerance
-                break
-            agreed += 1
-    return agreed
+        logits, exact = ran.logits_of(request), wanted.logits[request]
+        same = 1
+        while same < GENERATED and tokens[:same] == wanted.tokens[request][:same]:
+            same += 1
+        found.append(((logits - exact).abs().amax(dim=-1) / exact.abs().amax(dim=-1))[:same])
+    return torch.cat(found)
 
 
-def near(folder: Any, dtype: torch.dtype) -> Generated:
-    """What transformers gives in fp32 with the very weights of the checkpoint, narrow as they are."""
-    del dtype
-    return reference(folder)
+def agreeing(ran: Ran, wanted: Generated) -> float:
+    """Share of the tokens that are the same."""
+    pairs = [
+        (a, b) for one, other in zip(ran.tokens, wanted.tokens, strict=True) for a, b in zip(one, other, strict=True)
+    ]
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
-EVERY = len(LENGTHS) * GENERATED
+PLACES: dict[str, dict[str, Any]] = {
+    "cgopipe": {"kv_on_gpu": 0.5, "micro_batch_size": 4, "num_micro_batches": 2, "kv_on_disk": 0.25},
+    "s4": {"num_micro_batches": 2},
+    "cpu_only": {},
+}
 
 
-@pytest.mark.parametrize(("kv", "tolerance"), [("fp16", 2e-3), ("bf16", 2e-2)])
-@pytest.mark.parametrize("schedule", ["cgopipe", "s4", "cpu_only"])
-def test_a_narrow_cache_rounds_keys_and_values_and_nothing_else(kv: str, tolerance: float, schedule: str) -> None:
-    """Half a unit in the last place is 2^-12 (fp16) or 2^-9 (bf16) of a value: 2.4e-4 and 2e-3, eight times that for what
-    three layers make of it."""
+@pytest.mark.parametrize("kv", ["fp16", "bf16"])
+@pytest.mark.parametrize("schedule", PLACES)
+def test_a_narrow_cache_costs_one_rounding_of_keys_and_values(kv: str, schedule: str) -> None:
+    """Logits are then wrong by about as much, in three layers by less than four times that; but for one row in ten at
+    most, where a router stands between two experts and the rounding decides."""
     folder = model_folder("mixtral")
-    changes = {} if schedule == "cpu_only" else {"kv_on_gpu": 0.5, "kv_on_disk": 0.25, "micro_batch_size": 4}
-    changes |= {"num_micro_batches": 2}
-    ran = run_case(folder, Case(schedule, policy_of(schedule, **changes)), kv=kv)
-    assert check_near(ran, reference(folder), tolerance) >= 0.9 * EVERY
-    first = torch.stack([ran.logits_of(request)[0] for request in range(len(LENGTHS))])
-    exact = torch.stack([logits[0] for logits in reference(folder).logits])
-    assert ((first - exact).abs().amax() / exact.abs().amax()) < CLOSE  # prefill attends to what it has just computed
+    ran, exact = run_case(folder, Case(schedule, policy_of(schedule, **PLACES[schedule])), kv=kv), reference(folder)
+    errors = errors_of(ran, exact)
+    assert errors.quantile(0.9) < 4 * ROUNDOFF[kv] and errors.median() > 0.1 * ROUNDOFF[kv]
+    assert agreeing(ran, exact) >= 0.9
+    # Prefill attends to what it has just computed, before it is rounded into the cache.
+    firsts = [(ran.logits_of(request)[0], exact.logits[request][0]) for request in range(len(LENGTHS))]
+    assert all((first - other).abs().max() < CLOSE * other.abs().max() for first, other in firsts)
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "llama"])
+def test_narrow_arithmetic_is_near_the_same_weights_in_fp32(family: str, compute: str, dtype: torch.dtype) -> None:
+    """A layer rounds activations about ten times: the errors of thirty roundings add up like their root, to some six,
+    and the largest of a row of 96 logits is two or three times that: 16 for nine rows of ten."""
+    folder = model_folder(family, dtype=dtype)
+    exact = reference(folder)  # in fp32, with the very weights of the checkpoint
+    for schedule, changes in PLACES.items():
+        ran = run_case(folder, Case(schedule, policy_of(schedule, **changes)), compute=compute)
+        errors = errors_of(ran, exact)
+        assert errors.quantile(0.9) < 16 * ROUNDOFF[compute] and errors.median() > ROUNDOFF[compute]
+        assert agreeing(ran, exact) >= 0.8
+
+
+def test_fp16_products_on_the_cpu_are_rounded_once() -> None:
+    """Sums in fp32: a sum of 4096 terms in fp16 would be wrong by more than the last place."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=generator).half() for shape in ((5, 4096), (7, 4096)))
+    exact = x.double() @ weight.double().t()
+    found = linear(x, weight)
+    assert found.dtype == torch.float16
+    assert ((found.double() - exact).abs() <= exact.abs() * ROUNDOFF["fp16"] + 1e-3).all()
