@@ -1,7 +1,8 @@
 """A process that the disk part of `benchmarks/runtime.py` measures: the runtime, or accelerate, with experts on disk.
 
 `python -m benchmarks.disk_process NAME MODEL FOLDER GENERATED [CGROUP FILE]`; then every line on stdin is a wish and is
-answered by one line of JSON: `run` generates, `disk THREADS` reads a file as large as the experts from end to end.
+answered by one line of JSON: `run TOKENS EXPERTS` generates (the runtime as many as it was started for; accelerate with
+an implementation of the experts in transformers), `disk THREADS` reads a file as large as the experts from end to end.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def serve_runtime(model: Path, folder: Path, generated: int) -> Callable[[str], 
     return answer
 
 
-def serve_accelerate(model: Path, folder: Path, generated: int, *, experts_only: bool) -> Callable[[str], Answer]:
+def serve_accelerate(model: Path, folder: Path, *, experts_only: bool) -> Callable[[str], Answer]:
     """`disk_offload` of accelerate, of the whole model or of its experts, which runs transformers as it is."""
     from accelerate import disk_offload
 
@@ -98,9 +99,11 @@ def serve_accelerate(model: Path, folder: Path, generated: int, *, experts_only:
 
     def answer(wish: str) -> Answer:
         nonlocal dropping
+        _, tokens, implementation = wish.split()
+        reference.set_experts_implementation(implementation)
         dropping = 0.0
         fetched, began = storage_bytes(), time.perf_counter()
-        generate(reference, ids, generated)
+        generate(reference, ids, int(tokens))
         seconds = time.perf_counter() - began
         return {
             "seconds": seconds - dropping,
@@ -127,8 +130,10 @@ def read_file(file: Path, size: int, threads: int) -> float:
     """Read it from end to end past the page cache, in pieces of 8 MiB that threads take in turn [byte/s]."""
     handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
     positions, lock = iter(range(0, size - size % CHUNK, CHUNK)), threading.Lock()
-    buffers = [mmap.mmap(-1, CHUNK) for _ in range(threads)]
+    buffers = [mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(threads)]
     for buffer in buffers:
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # without, some disks give a third of their rate
+            buffer.madvise(mmap.MADV_HUGEPAGE)
         buffer.write(bytes(CHUNK))  # its pages are there before the clock starts
 
     def work(buffer: mmap.mmap) -> None:
@@ -164,7 +169,7 @@ def main(name: str, model: str, folder: str, generated: str, cgroup: str = "") -
     if name == "runtime":
         answer = serve_runtime(Path(model), where, int(generated))
     else:
-        answer = serve_accelerate(Path(model), where, int(generated), experts_only=name == "experts")
+        answer = serve_accelerate(Path(model), where, experts_only=name == "experts")
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for wish in sys.stdin:
         print(json.dumps(answer(wish.strip())), file=answers, flush=True)

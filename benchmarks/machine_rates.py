@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 
-__all__ = ["MatrixRate", "ReadRate"]
+from runtime.native_library import open_library
+
+__all__ = ["MatrixRate", "MultiplyAddRate", "ReadRate"]
 
 
 class MatrixRate:
@@ -25,9 +29,9 @@ class MatrixRate:
         with torch.inference_mode():
             began = time.perf_counter()
             for gate in self.gates:
-                F.linear(self.x, gate)
+                linear(self.x, gate)
             for down in self.downs:
-                F.linear(self.inner, down)
+                linear(self.inner, down)
             return self.flops / (time.perf_counter() - began)
 
 
@@ -38,10 +42,35 @@ class ReadRate:
         self.memory = torch.ones(size // 4, dtype=torch.float32)
 
     def measure(self) -> float:
-        """One pass [byte/s]: the faster of two reductions."""
-        found = []
-        for reduce in (torch.sum, torch.max):
+        """One pass [byte/s]: the fastest of two reductions of torch and the compiled probe, where there is one."""
+        size, found = self.memory.numel() * 4, []
+        library = open_library()
+        passes: list[Callable[[], object]] = [lambda: torch.sum(self.memory), lambda: torch.max(self.memory)]
+        if library is not None:
+            passes.append(lambda: library.hrm_read(self.memory.data_ptr(), size, torch.get_num_threads()))
+        for read in passes:
             began = time.perf_counter()
-            reduce(self.memory)
-            found.append(self.memory.numel() * 4 / (time.perf_counter() - began))
+            read()
+            found.append(size / (time.perf_counter() - began))
         return max(found)
+
+
+class MultiplyAddRate:
+    """Multiply-adds in float32: in registers where there is the compiled probe, else products of matrices."""
+
+    def __init__(self) -> None:
+        self.products = MatrixRate(rows=512, hidden=1024, width=1024, experts=4, dtype=torch.float32)
+
+    @property
+    def words(self) -> str:
+        """How it is measured."""
+        return "fp32 in registers" if open_library() is not None else "fp32 products of torch"
+
+    def measure(self, rounds: int = 2_000_000) -> float:
+        """Once [FLOP/s]."""
+        library = open_library()
+        if library is None:
+            return self.products.measure()
+        done, began = ctypes.c_double(), time.perf_counter()
+        library.hrm_multiply_add(rounds, 0, torch.get_num_threads(), ctypes.addressof(done))
+        return done.value / (time.perf_counter() - began)

@@ -17,7 +17,7 @@ from runtime.checkpoint import Checkpoint, open_checkpoint
 from runtime.device import choose_device
 from runtime.session import Session, open_session
 
-__all__ = ["BATCH", "PROMPT", "cpu_session", "cpu_scenario", "draw_prompts", "load_reference", "save_model"]
+__all__ = ["BATCH", "PROMPT", "cpu_scenario", "cpu_session", "draw_prompts", "load_reference", "save_model"]
 
 SHAPE = {
     "vocab_size": 32000,
@@ -72,9 +72,7 @@ def draw_prompts() -> torch.Tensor:
 
 def cpu_scenario(checkpoint: Checkpoint, generated: int) -> Scenario:
     """The prompts, so many tokens each. The profile sets the limits of memory; none of its rates is used."""
-    workload = Workload(
-        name="benchmark", prompt_lengths=(PROMPT,), generation_length=generated, num_requests=BATCH
-    )
+    workload = Workload(name="benchmark", prompt_lengths=(PROMPT,), generation_length=generated, num_requests=BATCH)
     formats = Formats(weights=None, kv="bf16", compute="bf16")
     return Scenario(profile=load_profile("l4"), model=checkpoint.spec, workload=workload, formats=formats)
 

@@ -34,6 +34,8 @@ SECTIONS = {
     "schedules": "benchmarks.runtime_schedules",
 }
 BAR_MISSED = 4
+IDLE = 0.5
+"""Load up to which the machine counts as idle."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -92,6 +94,8 @@ def main() -> int:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     machine = describe_machine()
     print(f"{machine['processor']}, load {machine['load_before']:.1f} before; {machine['versions']}", flush=True)
+    if machine["load_before"] > IDLE:
+        print("! others compute on this machine: what follows is not its own speed, and bars mean little", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="hrm-benchmark-", dir=arguments.dir))
     settings = Settings(rounds=arguments.rounds, folder=folder, cgroup=arguments.cgroup)
     found = {}

@@ -1,4 +1,4 @@
-"""The CPU-only plan against `generate` of transformers, and against a floor: part "generate" of `benchmarks/runtime.py`.
+"""The CPU-only plan against transformers, and against a floor: part "generate" of `benchmarks/runtime.py`.
 
 transformers has several implementations of the experts; every one that runs here is timed once, and those that come
 near the fastest are repeated in turn with the runtime. End to end is the time of the whole call for both. Decode is

@@ -261,7 +261,7 @@ def compute_experts_on_gpu(run: RunState, task: Task) -> None:
         part = torch.zeros(found.normed.shape, dtype=torch.float32, device=found.normed.device)
         segments = run.store.on_gpu(name.layer, None)
         apply_segments(found.normed, segments, found.routing, part, threads=lane_threads())
-        found.pending.append(part)
+        found.pending.insert(0, part)  # before what the CPU gives, whichever comes first: sums are then the same
         return
     count = run.layout.scenario.model.streamed_experts
     group, expert = divmod(name.page, count)

@@ -1,20 +1,44 @@
-"""Routed experts on the CPU, in plain torch: grouped by expert."""
+"""Experts on the CPU, from the packed rows in which they lie in host memory.
+
+An expert's answer is a sum over its rows i: silu(x . w1_i) * (x . w3_i) * w2_i. Rows are packed as (w1_i, w3_i, w2_i),
+so segments of an expert may lie in different places. Where few tokens visit an expert, the compiled kernel streams
+its rows once, in the order in which they lie; where many do, matrix products of torch are faster.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from runtime.native_library import DTYPES, open_library
 
 __all__ = ["Routing", "apply_experts"]
 
+MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
+"""Visits of an expert up to which the compiled kernel is the faster one (`benchmarks/cpu_kernels.py --crossover`)."""
 
-@dataclass(frozen=True, slots=True)
+ROWS_AT_A_TIME = 2048
+"""Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Visits sorted by expert: token row and weight of each, and where every expert's begin."""
+    """Which token visits which expert.
+
+    Parameters
+    ----------
+    order : Tensor
+        Token of each visit, sorted by expert [V], int64.
+    starts : list of int
+        Visits of expert e are starts[e] to starts[e + 1] [E + 1].
+    weights : Tensor
+        Routing weight of each visit [V], float32.
+    """
 
     order: Tensor
     starts: list[int]
@@ -22,16 +46,107 @@ class Routing:
 
 
 def apply_experts(
-    x: Tensor, segments: Sequence[tuple[int, Tensor]], routing: Routing, out: Tensor, *, threads: int
+    x: Tensor,
+    segments: Sequence[tuple[int, Tensor]],
+    routing: Routing,
+    out: Tensor,
+    *,
+    threads: int,
 ) -> None:
-    """Add what the experts make of x [T, h] to out, float32 [T, h]."""
-    for expert, packed in segments:
-        low, high = int(routing.starts[expert]), int(routing.starts[expert + 1])
-        if low == high:
-            continue
-        rows = routing.order[low:high]
-        mine, wide = x[rows], packed
-        if x.dtype == torch.float16:
-            mine, wide = mine.float(), packed.float()
-        inner = F.silu(mine @ wide[:, 0].t()) * (mine @ wide[:, 1].t())
-        out.index_add_(0, rows, (inner @ wide[:, 2]).float() * routing.weights[low:high, None])
+    """Add the weighted answers of experts to `out`. Segments of experts that nobody visits are not read.
+
+    Parameters
+    ----------
+    x : Tensor
+        Tokens [T, h]: float32, bfloat16 or float16.
+    segments : Sequence of (int, Tensor)
+        Experts and rows of theirs, packed [n, 3, h], contiguous; one dtype for all.
+    routing : Routing
+        Who visits whom.
+    out : Tensor
+        Sums of the answers [T, h], float32, contiguous.
+    threads : int
+        Threads to use; matrix products use torch's.
+
+    Raises
+    ------
+    ValueError
+        Shapes or dtypes that do not go together.
+    """
+    starts = routing.starts
+    visited = [(expert, rows) for expert, rows in segments if starts[expert + 1] > starts[expert] and len(rows)]
+    if not visited:
+        return
+    problem = _find_problem(x, visited, routing, out)
+    if problem:
+        raise ValueError(problem)
+    library = open_library()
+    most = 0 if library is None else MOST_VISITS[visited[0][1].dtype]
+    few = [each for each in visited if starts[each[0] + 1] - starts[each[0]] <= most]
+    many: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for expert, rows in visited:
+        if starts[expert + 1] - starts[expert] > most:
+            many[expert].append(rows)
+    if few and library is not None:
+        _stream(library, x, few, routing, out, threads)
+    for expert, pieces in many.items():
+        here = slice(starts[expert], starts[expert + 1])
+        _multiply(x, pieces, routing.order[here], routing.weights[here], out)
+
+
+def _find_problem(x: Tensor, segments: Sequence[tuple[int, Tensor]], routing: Routing, out: Tensor) -> str | None:
+    """What does not go together, or None."""
+    tokens, hidden = x.shape
+    dtype = segments[0][1].dtype
+    if any(rows.shape[1:] != (3, hidden) or rows.dtype != dtype or not rows.is_contiguous() for _, rows in segments):
+        return f"segments must be contiguous [n, 3, {hidden}] of one dtype"
+    if x.dtype not in DTYPES or dtype not in DTYPES:
+        return f"dtypes {x.dtype}, {dtype}: wanted are {', '.join(map(str, DTYPES))}"
+    if out.shape != x.shape or out.dtype != torch.float32 or not out.is_contiguous():
+        return f"out must be contiguous float32 [{tokens}, {hidden}]"
+    if routing.order.dtype != torch.int64 or routing.weights.dtype != torch.float32:
+        return "the routing must have int64 tokens and float32 weights"
+    return None
+
+
+def _stream(
+    library: ctypes.CDLL,
+    x: Tensor,
+    segments: Sequence[tuple[int, Tensor]],
+    routing: Routing,
+    out: Tensor,
+    threads: int,
+) -> None:
+    """All segments in one call of the compiled kernel."""
+    x, order, weights = x.contiguous(), routing.order.contiguous(), routing.weights.contiguous()
+    count = len(segments)
+    longs = ctypes.c_int64 * count
+    library.hrm_apply_experts(
+        x.data_ptr(),
+        DTYPES[x.dtype],
+        (ctypes.c_void_p * count)(*[rows.data_ptr() for _, rows in segments]),
+        longs(*[len(rows) for _, rows in segments]),
+        longs(*[routing.starts[expert] for expert, _ in segments]),
+        longs(*[routing.starts[expert + 1] for expert, _ in segments]),
+        count,
+        DTYPES[segments[0][1].dtype],
+        order.data_ptr(),
+        weights.data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        threads,
+    )
+
+
+def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tensor, out: Tensor) -> None:
+    """One expert by matrix products: bf16 where tokens and rows are, else float32."""
+    dtype = torch.bfloat16 if x.dtype == pieces[0].dtype == torch.bfloat16 else torch.float32
+    own = x[tokens].to(dtype)  # [v, h]
+    answer = torch.zeros(own.shape, dtype=torch.float32)
+    for piece in pieces:
+        for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
+            rows = part.to(dtype)  # [n, 3, h]
+            gate = torch.nn.functional.silu((own @ rows[:, 0].t()).float())
+            inner = (gate * (own @ rows[:, 1].t())).to(dtype)  # [v, n]
+            answer += inner @ rows[:, 2]
+    out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))

@@ -137,19 +137,24 @@ def execute(
         pace,
         streams or {},
     )
-    workers = [
-        threading.Thread(target=_work, args=(shared, lane), name=f"lane {lane}", daemon=True) for lane in graph.lanes
-    ]
-    for worker in workers:
-        worker.start()
+    running: list[tuple[threading.Thread, threading.Event]] = []
     try:
-        for worker in workers:
-            worker.join()
+        for lane in graph.lanes:
+            ended = threading.Event()
+            worker = threading.Thread(target=_work, args=(shared, lane, ended), name=f"lane {lane}", daemon=True)
+            running.append((worker, ended))
+            worker.start()
+        for _, ended in running:  # not by joining: a join that is interrupted takes the thread for ended
+            ended.wait()
     except BaseException:  # interrupted: lanes stop after the task they are in
         shared.progress.fail(graph.tasks[0], KeyboardInterrupt())
-        for worker in workers:
-            worker.join()
+        running = [(worker, ended) for worker, ended in running if worker.ident is not None]
+        for _, ended in running:
+            ended.wait()
         raise
+    finally:
+        for worker, _ in running:
+            worker.join()
     if shared.progress.failure is not None:
         task, error = shared.progress.failure
         if device.cuda:  # what was issued still uses memory that is about to be given back
@@ -174,19 +179,18 @@ def _span(shared: _Shared, index: int, task: Task) -> Span:
     return Span(task.id, task.lane, start, end)
 
 
-def _work(shared: _Shared, lane: Lane) -> None:
+def _work(shared: _Shared, lane: Lane, ended: threading.Event) -> None:
     """One lane's worker."""
-    device = shared.device
-    if lane.kind is LaneKind.GPU and device.emulated:
-        settle_thread(device.gpu_cores, 1)
-    elif lane.kind is LaneKind.CPU:
-        settle_thread(device.cpu_cores, len(device.cpu_cores))
-    else:
-        settle_thread((), 1)
-    on_stream = device.cuda and lane.kind in STREAM_KINDS
+    device, on_stream = shared.device, shared.device.cuda and lane.kind in STREAM_KINDS
     stream = shared.streams.get(lane) if on_stream else None
     index = -1
     try:
+        if lane.kind is LaneKind.GPU and device.emulated:
+            settle_thread(device.gpu_cores, 1)
+        elif lane.kind is LaneKind.CPU:
+            settle_thread(device.cpu_cores, len(device.cpu_cores))
+        else:
+            settle_thread((), 1)
         with torch.inference_mode(), torch.cuda.stream(stream) if stream is not None else nullcontext():
             for index in shared.graph.of_lane(lane):
                 if stream is not None:
@@ -197,6 +201,8 @@ def _work(shared: _Shared, lane: Lane) -> None:
         pass
     except BaseException as error:
         shared.progress.fail(shared.graph.tasks[max(index, 0)], error)
+    finally:
+        ended.set()
 
 
 def _run_here(shared: _Shared, index: int) -> None:

@@ -53,6 +53,6 @@ def kernel_of(task: Task) -> Kernel:
         There is none: the schedule, or the number of GPUs, is not one this runtime runs.
     """
     found = KERNELS.get((task.id.op, task.lane.kind))
-    if found is None:
+    if found is None or task.lane.device:  # of several GPUs the first is 0
         raise InputError(f"{task.id} on {task.lane} has no kernel", where="runtime", way_out="a plan for one GPU")
     return found

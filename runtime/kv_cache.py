@@ -36,6 +36,8 @@ class Pool:
         [L, 2, T, G, d]; None on disk.
     offset : int
         Where it begins in the disk file [byte].
+    reserved : int
+        Of the disk [byte].
     """
 
     rows: tuple[int, ...]
@@ -45,6 +47,7 @@ class Pool:
     tokens: int
     offset: int = 0
     raw: Tensor | None = None
+    reserved: int = 0
 
 
 @dataclass(slots=True)
@@ -136,7 +139,9 @@ class KvCache:
                 if tier == "cpu":
                     self.device.unlock_pages(pool.raw)
                 arenas[tier].release("KV cache", pool.raw.numel())
-            pool.memory = pool.raw = None
+            if tier == "disk":
+                arenas[tier].release("KV cache", pool.reserved)
+            pool.memory, pool.raw, pool.reserved = None, None, 0
         for slot in self.slots:
             arenas["gpu"].release("KV slots", slot.numel() * slot.element_size())
         self.slots = []
@@ -177,6 +182,16 @@ def make_kv_cache(
     """
     cache = KvCache(placement, dtype, layers, heads, width, {}, [], disk, device, one_layer)
     kept = 1 if one_layer else layers
+    try:
+        _reserve(cache, arenas, kept=kept, slots=slots, disk_offset=disk_offset, copied=copied)
+    except BaseException:  # what fits is not kept for what does not
+        cache.close(arenas)
+        raise
+    return cache
+
+
+def _reserve(cache: KvCache, arenas: Arenas, *, kept: int, slots: bool, disk_offset: int | None, copied: bool) -> None:
+    placement, device, disk, dtype = cache.placement, cache.device, cache.disk, cache.dtype
     size = 2 * kept * cache.token_bytes
     for tier in ("gpu", "cpu", "disk"):
         rows = tuple(row for part in placement.decode for row in part.tier_rows(tier))
@@ -185,17 +200,26 @@ def make_kv_cache(
             first[row] = tokens
             tokens += placement.requests[row].tokens
         pool = Pool(rows, first, {row: placement.requests[row].tokens for row in rows}, None, tokens)
+        cache.pools[tier] = pool
         if tier == "disk":
             if tokens:
                 assert disk is not None
-                pool.offset = disk.extend(tokens * size + BLOCK) if disk_offset is None else disk_offset
+                arenas[tier].reserve("KV cache", tokens * size)
+                pool.reserved = tokens * size
+                pool.offset = disk.size if disk_offset is None else disk_offset
+                missing = pool.offset + tokens * size + BLOCK - disk.size
+                if missing > 0:  # of a larger batch than those before; the region is the last of the file
+                    disk.extend(missing)
         elif tokens:
             arenas[tier].reserve("KV cache", tokens * size)
             pool.raw = device.gpu_bytes(tokens * size) if tier == "gpu" else device.host_bytes(tokens * size)
             if tier == "cpu" and copied:
                 device.lock_pages(pool.raw)
-            pool.memory = pool.raw.view(dtype).view(kept, 2, tokens, heads, width).expand(layers, -1, -1, -1, -1)
-        cache.pools[tier] = pool
+            pool.memory = (
+                pool.raw.view(dtype)
+                .view(kept, 2, tokens, cache.heads, cache.width)
+                .expand(cache.layers, -1, -1, -1, -1)
+            )
     micro_batches = range(len(placement.decode))
     cache.landing_tokens = max((cache.span("disk", j) for j in micro_batches), default=0)
     if slots:
@@ -203,5 +227,4 @@ def make_kv_cache(
         for _ in range(2):
             flat = device.gpu_bytes(2 * most * cache.token_bytes)
             arenas["gpu"].reserve("KV slots", flat.numel())
-            cache.slots.append(flat.view(dtype).view(2, most, heads, width))
-    return cache
+            cache.slots.append(flat.view(dtype).view(2, most, cache.heads, cache.width))

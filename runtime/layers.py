@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime import cpu_linear
+from runtime.cpu_linear import MOST_TOKENS
+from runtime.native_library import open_library
 from runtime.numerics import Numerics, inverse_frequencies
+from runtime.threads import lane_threads
 
 __all__ = ["Heads", "Rotary", "linear", "mlp", "normalise", "project_qkv", "route", "shared_expert"]
 
@@ -31,13 +35,17 @@ class Heads(NamedTuple):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, n] times weight [m, n] transposed, [T, m]."""
-    if x.device.type == "cpu" and x.dtype == torch.float16:
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    if x.shape[0] <= MOST_TOKENS[weight.dtype] and open_library() is not None:
+        return cpu_linear.linear(x, weight, bias, lane_threads())
+    if x.dtype == torch.float16:
         return _through_float32(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def _through_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same in float32, a block of rows at a time, so that no second copy of a large table comes to lie in memory."""
+    """The same in float32, a block of rows at a time: a second copy of a large table would take too much memory."""
     wide, rows = x.float(), max(1, WIDE_VALUES // weight.shape[1])
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
     for start in range(0, weight.shape[0], rows):

@@ -304,6 +304,9 @@ class Session:
         held = held_before(state.layout, steps)
         self.arenas.held = {level: held.get(level, 0.0) for level in self.arenas.levels}
 
+        for task in graph.tasks:
+            kernel_of(task)  # refused, if any is, before the first runs
+
         def run(task: Task) -> Callable[[], None] | None:
             return kernel_of(task)(state, task)
 

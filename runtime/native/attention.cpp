@@ -13,20 +13,11 @@ using namespace hrm;
 
 namespace {
 
-#ifndef TT
-#define TT 32
-#endif
-#ifndef VV
-#define VV 8
-#endif
-#ifndef AA
-#define AA 16384
-#endif
-constexpr int VALUES = VV;  // tokens whose values are added at a time
-constexpr int AHEAD = AA;  // bytes
-constexpr int TILE = TT;  // tokens between two updates of the softmax
-constexpr float SLACK = 8;  // growth of the largest score, in powers of two, that is let pass
-constexpr int HEADS = 4;  // query heads at a time: HEADS x 4 sums stay in registers
+constexpr int TILE = 32;           // tokens between two updates of the softmax
+constexpr float SLACK = 8;         // growth of the largest score, in powers of two, that is let pass
+constexpr int VALUES = 8;          // tokens whose values are added at a time
+constexpr int HEADS = 4;           // query heads at a time: HEADS x 4 sums stay in registers
+constexpr int64_t AHEAD = 1 << 14;  // bytes of keys, and of values, that are asked for ahead
 #if defined(HRM_AVX512)
 constexpr int COLUMNS = 4;  // vectors of an output row at a time: HEADS x COLUMNS sums
 #else
@@ -77,9 +68,10 @@ void write_row(const float* from, float factor, int n, void* to, int dtype, int6
   else narrow_row<fp16>(from, factor, n, to, at);
 }
 
-// scores[n][0..3] = q_n . k_0, ..., q_n . k_3; of fewer rows than four, the last stands in for those that are not there.
+// scores[n][0..3] = q_n . k_0, ..., q_n . k_3; of fewer rows than four, the last stands in for those that are missing.
 template <class How, int N, class Q, class K>
-[[gnu::flatten]] inline void dot_rows(const Q* q, int64_t q_stride, const K* rows, int64_t stride, int count, int64_t d, float* scores) {
+[[gnu::flatten]] inline void dot_rows(const Q* q, int64_t q_stride, const K* rows, int64_t stride, int count,
+                                      int64_t d, float* scores) {
   const K* k[4];
   unroll<4>([&](auto t) { k[t] = rows + stride * (t < count ? int{t} : count - 1); });
   vf sums[N * 4];
@@ -92,12 +84,15 @@ template <class How, int N, class Q, class K>
       unroll<4>([&](auto t) { sums[n * 4 + t] = How::add(sums[n * 4 + t], x[t], y); });
     });
   }
-  unroll<N>([&](auto n) { sum4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3], scores + n * TILE); });
+  unroll<N>([&](auto n) {
+    sum4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3], scores + n * TILE);
+  });
 }
 
 // Weighted values of some tokens added to C vectors of columns of N output rows.
 template <int N, int C, class V>
-[[gnu::flatten]] inline void add_values(const V* v, int64_t stride, int tokens, const float* weights, float* out, int64_t out_stride) {
+[[gnu::flatten]] inline void add_values(const V* v, int64_t stride, int tokens, const float* weights, float* out,
+                                        int64_t out_stride) {
   vf sums[N * C];
   unroll<N>([&](auto n) { unroll<C>([&](auto c) { sums[n * C + c] = load(out + n * out_stride + c * W); }); });
   for (int t = 0; t < tokens; t++) {
@@ -123,7 +118,8 @@ inline void add_rows(const V* v, int64_t stride, int tokens, const float* weight
 // out [N][width]. The base follows the largest score only when that has grown by more than SLACK: float32 has room for
 // such weights, and what is summed up already needs scaling down only in the first tiles.
 template <int N>
-[[gnu::flatten]] inline void weigh(float* scores, int tokens, float scale, float* bases, float* totals, float* out, int64_t width) {
+[[gnu::flatten]] inline void weigh(float* scores, int tokens, float scale, float* bases, float* totals, float* out,
+                                   int64_t width) {
   constexpr int PARTS = TILE / W;
   if (tokens < TILE)
     for (int n = 0; n < N; n++)
@@ -190,7 +186,7 @@ struct Ahead {
     }
     const int64_t bytes = count * stride * static_cast<int64_t>(sizeof(T));
     const char* const p = reinterpret_cast<const char*>(pool + (of->row + row) * stride);
-    for (int64_t b = bytes * i / n & -64, end = bytes * (i + 1) / n; b < end; b += 64) prefetch_near(p + b);
+    for (int64_t b = bytes * i / n & -64, end = bytes * (i + 1) / n; b < end; b += 64) prefetch(p + b);
   }
 };
 
@@ -267,7 +263,8 @@ void attend_item(const Problem& p, const Item& item, const Item* next, Scratch& 
         const T* const v = values + (first + t) * p.value_stride + g * p.d;
         const auto add = [&](const auto* rows, int64_t stride) {
           by_heads(shared, [&](int h, auto n) {
-            add_rows<n()>(rows, stride, count, scores + (g * shared + h) * TILE + t, out + (g * shared + h) * width, width);
+            const int head = g * shared + h;
+            add_rows<n()>(rows, stride, count, scores + head * TILE + t, out + head * width, width);
           });
         };
         if (p.d % W) add(pad(v, p.value_stride, count, p.d, width, scratch.padded.data), width);
@@ -350,20 +347,27 @@ void attend(const Problem& p, int threads) {
 
 }  // namespace
 
-extern "C" void hrm_attend_decode(const void* q, int q_dtype, const void* keys, const void* values, int kv_dtype,
-                                  int64_t key_stride, int64_t value_stride, const int64_t* first,
-                                  const int64_t* lengths, void* out, int out_dtype, int64_t requests, int heads,
-                                  int groups, int d, float scale, int64_t window, int threads) {
+// Returns -1; or, having done nothing, the number of a request whose tokens do not lie within the `rows` rows of the
+// pools. No window: 0.
+extern "C" int64_t hrm_attend_decode(const void* q, int q_dtype, const void* keys, const void* values, int kv_dtype,
+                                     int64_t rows, int64_t key_stride, int64_t value_stride, const int64_t* first,
+                                     const int64_t* lengths, void* out, int out_dtype, int64_t requests, int heads,
+                                     int groups, int d, float scale, int64_t window, int threads) {
   std::vector<int64_t> starts(first, first + requests), counts(lengths, lengths + requests);
-  if (window > 0)
-    for (int64_t b = 0; b < requests; b++)
-      if (counts[b] > window) starts[b] += counts[b] - window, counts[b] = window;
+  for (int64_t b = 0; b < requests; b++) {
+    if (counts[b] < 1 || starts[b] < 0 || starts[b] > rows - counts[b]) return b;
+    if (window > 0 && counts[b] > window) starts[b] += counts[b] - window, counts[b] = window;
+  }
   const Problem p{q,      q_dtype, keys,   values,    key_stride, value_stride, starts.data(), counts.data(),
                   out, out_dtype, requests, heads, groups, d, scale * 1.44269504088896341f};  // scores in powers of two
-  if (kv_dtype == FP32) return attend<Widened, float>(p, threads);
-  if (kv_dtype == FP16) return attend<Widened, fp16>(p, threads);
 #if defined(HRM_BF16_DOT)
-  if (q_dtype == BF16 && d % Pairs::step == 0) return attend<Pairs, bf16>(p, threads);
+  if (kv_dtype == BF16 && q_dtype == BF16 && d % Pairs::step == 0) {
+    attend<Pairs, bf16>(p, threads);
+    return -1;
+  }
 #endif
-  attend<Widened, bf16>(p, threads);
+  if (kv_dtype == FP32) attend<Widened, float>(p, threads);
+  else if (kv_dtype == FP16) attend<Widened, fp16>(p, threads);
+  else attend<Widened, bf16>(p, threads);
+  return -1;
 }

@@ -84,7 +84,7 @@ inline void narrow(float x, fp16* out) {
   uint32_t half;
   if (rest > 0x7f800000u) half = 0x7e00u;
   else if (rest >= 0x477ff000u) half = 0x7c00u;  // rounds to 65536: infinity
-  else if (rest < 0x38800000u) half = as_bits(as_float(rest) + 0.5f) - 0x3f000000u;  // subnormal: 0.5's last bit is 2^-24
+  else if (rest < 0x38800000u) half = as_bits(as_float(rest) + 0.5f) - 0x3f000000u;  // subnormal: in steps of 2^-24
   else half = (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
   out->bits = static_cast<uint16_t>(sign | half);
 #endif
@@ -204,14 +204,10 @@ struct Buffer {
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Asks for a line: near, in the first cache, for soon; far, in the second, for later.
+// Asks for a cache line.
 // The empty asm: GCC takes a function that only prefetches for one without effect and drops calls of it.
-[[gnu::always_inline]] inline void prefetch_near(const void* p) {
+[[gnu::always_inline]] inline void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 3);
-  asm volatile("" : : "r"(p));
-}
-[[gnu::always_inline]] inline void prefetch_far(const void* p) {
-  __builtin_prefetch(p, 0, 2);
   asm volatile("" : : "r"(p));
 }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
+
 from hrm.graph import Lane, LaneKind, Op, Task, TaskGraph, TaskId
 from hrm.layer_report import layer_document, layer_latencies, print_layer
 from hrm.model_files import load_model
 from hrm.trace import Span, Trace
-from rich.console import Console
 
 GPU, H2D = Lane(LaneKind.GPU, 0), Lane(LaneKind.H2D, 0)
 LAYERS = 5

@@ -260,6 +260,8 @@ def races(family: str, case: Case, *, broken: tuple[Op, Op] | None = None) -> li
     session = open_tiny(model_folder(family), case, lengths=SHORT, generated=3)
     with watch_runs() as ran:
         run_session(session, make_prompts(SHORT))
+    if session.disk is not None:
+        session.disk.close()
     found = []
     for graph, accesses in ran:
         over = happens_before(graph if broken is None else without(graph, *broken))

@@ -1,0 +1,138 @@
+"""What is written to the disk tier is read back, whole blocks past the page cache or not."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hrm.errors import InputError
+from runtime import disk_file
+from runtime.device import Device
+from runtime.disk_file import BLOCK, DiskFile
+
+SMALL = 8 * BLOCK
+HERE = Device("cpu", False, (0,))
+
+
+def noise(size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=["past the cache", "through it"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskFile]:
+    made = DiskFile(tmp_path)
+    if request.param == "through it":
+        made._direct = None
+    elif not made.past_the_cache:
+        pytest.skip("this file system reads through the page cache only")
+    yield made
+    made.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    writes=st.lists(st.tuples(st.integers(0, SMALL - 1), st.integers(1, SMALL)), min_size=1, max_size=4),
+    offset=st.integers(0, 4).map(lambda block: block * BLOCK) | st.integers(0, SMALL - 1),
+    size=st.integers(0, 4).map(lambda block: block * BLOCK) | st.integers(0, SMALL),
+    aligned=st.booleans(),
+)
+def test_what_is_written_is_read_back_wherever_it_begins(
+    file: DiskFile, writes: list[tuple[int, int]], offset: int, size: int, aligned: bool
+) -> None:
+    """A file that is an array of bytes: later writes over earlier ones, reads across them."""
+    first = file.extend(2 * SMALL)
+    file.write(first, torch.zeros(2 * SMALL, dtype=torch.uint8))
+    wanted = torch.zeros(2 * SMALL, dtype=torch.uint8)
+    for seed, (at, length) in enumerate(writes):
+        data = noise(length, seed)
+        file.write(first + at, data)
+        wanted[at : at + length] = data
+    memory = HERE.pinned_bytes(size + BLOCK)  # whole pages
+    into = memory[:size] if aligned else memory[1 : 1 + size]
+    into.fill_(7)
+    file.read(first + offset, into)
+    assert torch.equal(into, wanted[offset : offset + size])
+
+
+def test_regions_are_whole_blocks_beside_each_other(file: DiskFile) -> None:
+    assert [file.extend(size) for size in (1, BLOCK, BLOCK + 1, 10)] == [0, BLOCK, 2 * BLOCK, 4 * BLOCK]
+    assert file.size == 5 * BLOCK
+
+
+def test_a_read_of_many_pieces_is_as_one(file: DiskFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_file, "LARGEST_READ", BLOCK)
+    data = noise(9 * BLOCK + 5)
+    first = file.extend(data.numel())
+    file.write(first, data)
+    into = HERE.pinned_bytes(data.numel())
+    file.read(first, into)
+    assert torch.equal(into, data)
+
+
+def test_lanes_read_and_write_at_the_same_time(file: DiskFile) -> None:
+    starts = [file.extend(SMALL) for _ in range(8)]
+
+    def keep(number: int) -> bool:
+        data = noise(SMALL, number)
+        for _ in range(5):
+            file.write(starts[number], data)
+            into = HERE.pinned_bytes(SMALL)
+            file.read(starts[number], into)
+            if not torch.equal(into, data):
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(keep, range(8)))
+
+
+def test_after_flushing_it_is_all_there(file: DiskFile) -> None:
+    data = noise(SMALL + 3)
+    first = file.extend(data.numel())
+    file.write(first, data)
+    file.flush()
+    into = HERE.pinned_bytes(data.numel())
+    file.read(first, into)
+    assert torch.equal(into, data)
+
+
+def test_the_file_is_gone_from_its_folder_at_once_and_its_handles_when_closed(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    made = DiskFile(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert set(os.listdir("/proc/self/fd")) > before
+    made.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="none: no file can be made there: No such file") as raised:
+        DiskFile(tmp_path / "none")
+    assert "--disk-dir" in str(raised.value)
+
+
+def test_a_disk_without_room_is_refused_with_what_was_wanted(tmp_path: Path) -> None:
+    made = DiskFile(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(InputError, match=r"no room for 0\.50 GiB more") as raised:
+            made.extend(2**29)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "--disk-dir" in str(raised.value)
+    made.close()
+
+
+def test_a_read_past_the_end_is_refused(file: DiskFile) -> None:
+    first = file.extend(BLOCK)
+    with pytest.raises(InputError, match="shorter than it was"):
+        file.read(first, HERE.pinned_bytes(2 * BLOCK))
