@@ -19,8 +19,9 @@ from runtime.native_library import DTYPES, open_library
 
 __all__ = ["Routing", "apply_experts"]
 
-MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
-"""Visits of an expert up to which the compiled kernel is the faster one (`benchmarks/cpu_kernels.py --crossover`)."""
+MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 256}
+"""Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On Zen 5 it
+is faster than torch up to 64 in bf16 and beyond 256 in the others; Intel machines have faster float32 products."""
 
 ROWS_AT_A_TIME = 2048
 """Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""

@@ -223,7 +223,8 @@ def test_without_a_compiler_one_line_says_so_and_torch_does_the_work(tmp_path: P
 def test_a_compiler_that_fails_is_quoted_with_its_error(tmp_path: Path) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *version*) echo "broken 13.1.0"; exit 0;; esac\necho "x.cpp:1: error: no" >&2; exit 1\n'
+        '#!/bin/sh\ncase "$*" in *version*) echo "broken 13.1.0"; exit 0;; esac\n'
+        'echo "x.cpp:1: error: no" >&2; exit 1\n'
     )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     done = run_python(TWICE, CXX=str(compiler), TORCH_EXTENSIONS_DIR=str(tmp_path / "built"))
@@ -248,7 +249,8 @@ ones = torch.ones(1 << 20)
 (ones + ones).sum()
 before = len(os.listdir("/proc/self/task"))
 library.hrm_read(ones.data_ptr(), 1 << 22, 2)
-print(len(os.listdir("/proc/self/task")) - before, len({line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}))
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+print(len(os.listdir("/proc/self/task")) - before, len(loaded))
 """
     if not Path("/proc/self/task").exists():
         pytest.skip("no /proc here")

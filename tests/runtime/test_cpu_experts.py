@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 import mmap
+import os
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime import cpu_experts, cpu_linear
-from runtime.cpu_experts import Routing, apply_experts
+from runtime.cpu_experts import MOST_VISITS, Routing, apply_experts
 from runtime.cpu_linear import linear
 from runtime.native_library import DTYPES, open_library
 
@@ -78,8 +79,10 @@ def check(
     out = torch.ones(tokens, hidden)
     apply_experts(x, segments, routing_of(visits, weights), out, threads=threads)
     wanted = answer_in_float64(x, [each for each in segments if visits[each[0]]], visits, weights)
-    # bf16 products round what the down rows are multiplied with to 8 bits, else all is float32.
-    allowed = 2.0**-8 if dtypes == (torch.bfloat16, torch.bfloat16) else 2e-5
+    # Where all is bf16 the kernel rounds what the down rows are multiplied with to 8 bits, torch's products also gate,
+    # up and the answer. Everywhere else sums and factors are float32.
+    is_compiled = os.environ.get("HRM_NATIVE") != "0" and max(map(len, visits)) <= MOST_VISITS[torch.bfloat16]
+    allowed = (1 if is_compiled else 4) * 2.0**-8 if dtypes == (torch.bfloat16, torch.bfloat16) else 2e-5
     assert (out.double() - 1 - wanted).abs().max().item() <= allowed * max(0.1, wanted.abs().max().item())
 
 
@@ -162,7 +165,7 @@ def test_rows_of_experts_nobody_chose_are_not_touched(way: str) -> None:
     finally:
         assert protect(address, 1 << 16, mmap.PROT_READ | mmap.PROT_WRITE) == 0
     assert out[1].tolist() == [0.0] * 32
-    assert torch.equal(out[0], out[2]) and out[0].abs().sum() > 0
+    assert torch.allclose(out[0], out[2], rtol=1e-5, atol=1e-6) and out[0].abs().min() > 0
 
 
 def test_results_repeat_bit_by_bit(way: str) -> None:

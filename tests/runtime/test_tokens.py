@@ -125,7 +125,7 @@ def test_small_pieces_give_what_transformers_gives(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_schedule_and_policy_gives_what_transformers_gives(family: str, said: dict[str, Generated]) -> None:
-    @settings(MANY, max_examples=25)
+    @settings(MANY, max_examples=20)
     @given(cases())
     def check_one(case: Case) -> None:
         check(run_case(model_folder(family), case), said[family])
