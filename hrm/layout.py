@@ -48,6 +48,10 @@ class PageBytes:
         """Bytes that come from CPU memory."""
         return self.experts + self.dense
 
+    def cut(self, count: int) -> PageBytes:
+        """The mean of so many pieces."""
+        return PageBytes(self.experts / count, self.disk / count, self.dense / count)
+
     def before(self, number: int, count: int) -> PageBytes:
         """What comes before piece `number` of `count` equal ones: dense weights first, as a layer starts with them."""
         cpu = self.cpu * number / count

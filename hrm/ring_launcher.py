@@ -114,7 +114,7 @@ class RingLauncher(Launcher):
         return ahead if ahead is not None else Launcher._read_kv(self, stage, j)
 
     def _dense_loads(self, stage: Stage) -> int:
-        """All of them come in one load of their own."""
+        """All of them come in loads of their own, before anything of the layer is issued."""
         return len(self.pages.get(stage, ()))
 
     def _comes(self, stage: Stage) -> bool:
@@ -126,22 +126,24 @@ class RingLauncher(Launcher):
         stage, page, size = self.coming.pop(0)
         if size.total <= 0:
             return
-        after = self._through_ring(stage, page, size)
         place = self.places_taken - self._places()
         self.places_taken += 1
-        if 0 <= place < len(self.used):
-            after.append(self.used[place])
-        loaded = self.add(
-            Op.LOAD_WEIGHTS,
-            H2D,
-            stage,
-            tuple(after),
-            page=page,
-            bytes_moved=size.total,
-            acquires=held("gpu", SLOTS, size.total * self._whole(stage)),
-        )
-        if size.disk > 0 or not self.layout.policy.pin_weights:
-            self.ring.append(loaded)
+        free = [self.used[place]] if 0 <= place < len(self.used) else []
+        pieces = self._pieces_through_ring(size)
+        for number in range(pieces):
+            piece, part = size.piece(number, pieces), number + 1 if pieces > 1 else None
+            loaded = self.add(
+                Op.LOAD_WEIGHTS,
+                H2D,
+                stage,
+                (*self._through_ring(stage, page, piece, part), *free),
+                page=page,
+                part=part,
+                bytes_moved=piece.total,
+                acquires=held("gpu", SLOTS, piece.total * self._whole(stage)),
+            )
+            if piece.disk > 0 or not self.layout.policy.pin_weights:
+                self.ring.append(loaded)
         self.arrived[(stage, page)] = loaded
 
     def _whole(self, stage: Stage) -> float:
@@ -158,7 +160,9 @@ class RingLauncher(Launcher):
             size = PageBytes(0.0, 0.0, size.dense / self.layout.narrowed("prefill"))
         self.pages.setdefault(stage, [])
         if size.total > 0:
-            self._bring_piece(stage, stage.group, size, self._slot(stage), part=0)
+            pieces, free = self._pieces_through_ring(size), self._slot(stage)
+            for number in range(pieces):
+                self._bring_piece(stage, stage.group * pieces + number, size.piece(number, pieces), free, part=0)
 
     def _attend(self, stage: Stage) -> None:
         """Attention and router of every micro-batch of a stage, CPU attention looking ahead."""

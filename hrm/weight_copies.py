@@ -75,9 +75,12 @@ class WeightCopies(Issuer):
 
     def _pieces_of_page(self, stage: Stage) -> int:
         """Pieces in which a page passes the pinned ring, if it passes it."""
-        whole, pages = self._stage_bytes(stage), self._num_pages(stage)
-        through = whole.disk + (0.0 if self.layout.policy.pin_weights else whole.cpu)
-        return max(1, math.ceil(through / pages / PIECE_BYTES - 1e-9))
+        return self._pieces_through_ring(self._stage_bytes(stage).cut(self._num_pages(stage)))
+
+    def _pieces_through_ring(self, size: PageBytes) -> int:
+        """Pieces of the pinned ring that so many bytes take; those that are pinned in place do not pass it."""
+        through = size.disk + (0.0 if self.layout.policy.pin_weights else size.cpu)
+        return max(1, math.ceil(through / PIECE_BYTES - 1e-9))
 
     def _bring_piece(
         self, stage: Stage, page: int, size: PageBytes, free: tuple[Issued, ...], part: int | None = None

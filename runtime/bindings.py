@@ -140,21 +140,24 @@ def _bind_weights(layout: Layout, graph: TaskGraph, found: Bindings, for_cpu: se
         for task in graph.tasks
         if task.id.op in (Op.STAGE_WEIGHTS, Op.READ_DISK) and task.id.micro_batch is None and task.id not in for_cpu
     }
-    counts: dict[tuple[Phase, int, int], int] = {}
+    counts: dict[tuple[Phase, int, int], int] = {}  # loads of a stage, without those of a ring's experts
+    parts_of: dict[tuple[Phase, int, int, int], int] = {}  # loads of an expert of a ring
     for name in loads:
-        if name.part is None and not (ring and name.layer < layers):
+        if ring and name.layer < layers and name.part != 0:
+            expert_key = (name.phase, name.step, name.layer, name.page or 0)
+            parts_of[expert_key] = parts_of.get(expert_key, 0) + 1
+        else:
             key = (name.phase, name.step, name.layer)
             counts[key] = counts.get(key, 0) + 1
     pinned = places = brought = 0
     holders: list[StageKey] = []
     experts, pieces = layout.scenario.model.streamed_experts, layout.head_pieces()
     for name in loads:
-        page = name.page or 0
+        page, groups = name.page or 0, layout.micro_batches("prefill") if ring and name.phase == "prefill" else 1
         ring_piece = None
         if name in through:
             ring_piece, pinned = pinned % RING_PIECES, pinned + 1
         if name.layer == layers:
-            groups = layout.micro_batches("prefill") if ring and name.phase == "prefill" else 1
             every = counts[(name.phase, name.step, name.layer)] // groups
             stage = StageKey(name.phase, name.step, name.layer, page // every)
             parts = every // pieces
@@ -165,17 +168,17 @@ def _bind_weights(layout: Layout, graph: TaskGraph, found: Bindings, for_cpu: se
             slot = found.heads[(stage, head)]
             found.pieces[name] = WeightPiece(stage, page % every % parts, parts, slot, ring_piece, head=head)
             continue
-        if ring and name.part is None:
-            stage = StageKey(name.phase, name.step, name.layer, page // experts)
-            place = places % ring_places(layout)
-            places += 1
-            found.places[(stage, page % experts)] = place
-            found.pieces[name] = WeightPiece(stage, 0, 1, place, ring_piece, expert=page % experts)
+        if ring and name.part != 0:
+            stage, expert = StageKey(name.phase, name.step, name.layer, page // experts), page % experts
+            if (stage, expert) not in found.places:
+                found.places[(stage, expert)] = places % ring_places(layout)
+                places += 1
+            place, parts = found.places[(stage, expert)], parts_of[(name.phase, name.step, name.layer, page)]
+            found.pieces[name] = WeightPiece(stage, (name.part or 1) - 1, parts, place, ring_piece, expert=expert)
             continue
-        stage = StageKey(name.phase, name.step, name.layer, page if ring else 0)
+        count = counts[(name.phase, name.step, name.layer)] // groups
+        stage = StageKey(name.phase, name.step, name.layer, page // count if ring else 0)
         if stage not in found.slots:
             found.slots[stage] = len(holders) % slots
             holders.append(stage)
-        count = 1 if ring else counts[(name.phase, name.step, name.layer)]
-        number = 0 if ring else page
-        found.pieces[name] = WeightPiece(stage, number, count, found.slots[stage], ring_piece)
+        found.pieces[name] = WeightPiece(stage, page % count, count, found.slots[stage], ring_piece)

@@ -41,8 +41,8 @@ def piece_range(total: int, low: float, high: float, align: int) -> tuple[int, i
 
 def _shares(run: RunState, piece: WeightPiece, kind: str) -> tuple[float, float]:
     """Which shares of one kind of a stage's weights a piece begins and ends with, as the schedule cuts them."""
-    if run.store.rings:  # what is not experts comes as a whole
-        return 0.0, 1.0
+    if run.store.rings:  # experts and the rest come apart from each other
+        return piece.number / piece.parts, (piece.number + 1) / piece.parts
     stage = piece.stage
     goes = stage.phase == "prefill" or run.experts_on_gpu
     whole = run.layout.streamed(stage.layer, stage.phase, experts=goes)
@@ -66,13 +66,14 @@ def _parts(run: RunState, piece: WeightPiece) -> tuple[tuple[Tensor, Tensor], tu
     cpu, disk = none, (0, 0, none)
     into = none
     if piece.expert is not None:
-        start, rows = store.cut.starts("cpu")[piece.expert], store.cut.cpu[piece.expert]
-        cpu = host[start * size : (start + rows) * size]
+        start, count = store.cut.starts("cpu")[piece.expert] * size, store.cut.cpu[piece.expert] * size
+        low, high = piece_range(count, *_shares(run, piece, "experts"), 64)
         slot = store.slots[piece.slot]
-        into = slot[: rows * size]
+        cpu, into = host[start + low : start + high], slot[low:high]
         if on_disk is not None and store.cut.disk[piece.expert]:
-            first, length = store.cut.starts("disk")[piece.expert] * size, store.cut.disk[piece.expert] * size
-            disk = (on_disk + first, length, slot[rows * size : rows * size + length])
+            start, rows = store.cut.starts("disk")[piece.expert] * size, store.cut.disk[piece.expert] * size
+            low, high = piece_range(rows, *_shares(run, piece, "disk"), BLOCK)
+            disk = (on_disk + start + low, high - low, slot[count + low : count + high])
         return (cpu, into), disk
     goes = piece.stage.phase == "prefill" or run.experts_on_gpu
     if goes and run.layout.streams_experts(layer) and store.slots and not store.rings:

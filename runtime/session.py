@@ -324,8 +324,12 @@ class Session:
                 through[load] = through.get(load, 0.0) + task.bytes_moved
         if not through:
             return
-        wanted = int(max(through.values()) * 1.01) + 4 * BLOCK + 8 * self.store.row_bytes
+        largest = int(max(through.values()))
+        wanted = largest + 4 * BLOCK + 4 * self.store.row_bytes  # pieces end at whole rows and blocks
         if not self.store.ring or self.store.ring[0].numel() < wanted:
+            arena, term = self.arenas["cpu"], "weight staging buffers"
+            arena.release(term, arena.reserved.get(term, 0))
+            arena.reserve(term, RING_PIECES * largest)
             self.store.ring = [self.device.pinned_bytes(wanted) for _ in range(RING_PIECES)]
 
 

@@ -141,7 +141,9 @@ def test_every_buffer_is_one_of_the_plans_and_the_cache_is_given_back(case: Case
         assert {term for term, size in arena.reserved.items() if size > 200} <= known  # the last norm is 128 byte
         for term in ("KV cache", "KV slots"):
             assert arena.reserved.get(term, 0) == 0
-        assert {term: size for term, size in arena.reserved.items() if size} == loaded[level]
+        left = {term: size for term, size in arena.reserved.items() if size}
+        left.pop("weight staging buffers", None)  # made when the first piece wants it, kept for the next batch
+        assert left == loaded[level]
     if session.disk is not None:
         session.disk.close()
 
