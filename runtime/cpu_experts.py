@@ -143,11 +143,13 @@ def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tens
     """One expert by matrix products: bf16 where tokens and rows are, else float32."""
     dtype = torch.bfloat16 if x.dtype == pieces[0].dtype == torch.bfloat16 else torch.float32
     own = x[tokens].to(dtype)  # [v, h]
-    answer = torch.zeros(own.shape, dtype=torch.float32)
+    answer: Tensor | None = None
     for piece in pieces:
         for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
             rows = part.to(dtype)  # [n, 3, h]
-            gate = torch.nn.functional.silu((own @ rows[:, 0].t()).float())
-            inner = (gate * (own @ rows[:, 1].t())).to(dtype)  # [v, n]
-            answer += inner @ rows[:, 2]
+            inner = torch.nn.functional.silu(own @ rows[:, 0].t(), inplace=True)
+            inner *= own @ rows[:, 1].t()  # [v, n]
+            found = (inner @ rows[:, 2]).float()
+            answer = found if answer is None else answer.add_(found)
+    assert answer is not None
     out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))

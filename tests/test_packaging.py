@@ -151,7 +151,7 @@ main()
 def test_base_needs_no_torch_and_dev_pins_it() -> None:
     assert "torch" not in {name_of(each) for each in PROJECT["dependencies"]}
     assert "torch==2.13.0" in EXTRAS["dev"]
-    assert {name_of(each) for each in EXTRAS["runtime"]} == {"torch", "safetensors", "tokenizers"}
+    assert {name_of(each) for each in EXTRAS["runtime"]} == {"ninja", "torch", "safetensors", "tokenizers"}
     assert {name_of(each) for each in EXTRAS["notebooks"]} == {"jupyter", "ipywidgets"}
 
 

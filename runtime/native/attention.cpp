@@ -3,6 +3,7 @@
 // arXiv 1805.02867). Long requests are cut into pieces that threads take in turn; the pieces are merged at the end.
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <vector>
