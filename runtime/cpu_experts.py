@@ -19,9 +19,9 @@ from runtime.native_library import DTYPES, open_library
 
 __all__ = ["Routing", "apply_experts"]
 
-MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 256}
-"""Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On Zen 5 it
-is faster than torch up to 64 in bf16 and beyond 256 in the others; Intel machines have faster float32 products."""
+MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
+"""Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On the one
+machine measured (Zen 5, two cores) bf16 crossed at about 64; the others had not at 256, so 128 is a cautious choice."""
 
 ROWS_AT_A_TIME = 2048
 """Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""

@@ -66,6 +66,7 @@ class Rotary:
     """Cosines and sines of rotary positions, [positions, d] each, made once."""
 
     def __init__(self, numerics: Numerics, positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.positions = positions
         frequencies = inverse_frequencies(numerics.rope, numerics.rotary_width)  # [d/2]
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
         both = torch.cat((angles, angles), dim=-1)
@@ -97,12 +98,15 @@ def project_qkv(
 
 
 def route(x: Tensor, router: Tensor, top_k: int, numerics: Numerics) -> tuple[Tensor, Tensor]:
-    """Experts [T, k] of every token of x [T, h], and their weights [T, k] in float32."""
+    """Experts [T, k] of every token of x [T, h], and their weights [T, k].
+
+    Both in float32 for all families; transformers does so for Mixtral, and rounds the weights of the others.
+    """
     chances = torch.softmax(linear(x, router).float(), dim=-1)
     weights, experts = torch.topk(chances, top_k, dim=-1)
     if numerics.router_norm is not None:
         weights = weights / torch.linalg.vector_norm(weights, ord=numerics.router_norm, dim=-1, keepdim=True)
-    return experts, weights.to(x.dtype).float()
+    return experts, weights
 
 
 def mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

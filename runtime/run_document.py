@@ -115,6 +115,7 @@ def describe_run(ran: Ran) -> dict[str, Any]:
         "generated_tokens": tokens,
         "batches": [run.policy.batch_size for run in ran.runs],
         "load_s": ran.load_s,
+        "laid_out_s": sum(run.laid_out_s for run in ran.runs),
         **measured,
         "predicted": predicted,
         "predicted_over_measured": {

@@ -35,6 +35,7 @@ from runtime.experts import Routing
 from runtime.kernels import kernel_of
 from runtime.kv_cache import KvCache, make_kv_cache
 from runtime.layers import Heads, Rotary
+from runtime.native_library import open_library
 from runtime.numerics import Numerics
 from runtime.placement import Placement, place_batch
 from runtime.requests import make_requests
@@ -67,6 +68,7 @@ class Piece:
     steps: Steps
     graph: TaskGraph
     trace: Trace
+    laid_out_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class BatchRun:
         Graphs in the order they ran, each with its trace.
     prefill_s, decode_s : float
         [s]
+    laid_out_s : float
+        Of them, making graphs and choosing buffers, while every lane is idle [s].
     """
 
     policy: Policy
@@ -88,6 +92,7 @@ class BatchRun:
     pieces: list[Piece]
     prefill_s: float
     decode_s: float
+    laid_out_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -169,11 +174,12 @@ class Session:
             state.keep_logits = keep
         state.on_experts = on_experts
         pieces: list[Piece] = []
-        seconds = {"prefill": 0.0, "decode": 0.0}
+        seconds, laid_out = {"prefill": 0.0, "decode": 0.0}, 0.0
         try:
             for steps in self._cut_steps(layout, window):
                 began = time.perf_counter()
                 piece = self.run_steps(state, steps)
+                laid_out += piece.laid_out_s
                 took = time.perf_counter() - began
                 phase = "prefill" if steps.prefill and steps.last == 0 else "decode"
                 if steps.prefill and steps.last > 0:  # both in one graph: decode begins where prefill ends
@@ -189,7 +195,7 @@ class Session:
         finally:
             state.cache.close(self.arenas)
         tokens = {request.index: generated[row].tolist() for row, request in enumerate(placement.requests)}
-        return BatchRun(batch.policy, tokens, pieces, seconds["prefill"], seconds["decode"])
+        return BatchRun(batch.policy, tokens, pieces, seconds["prefill"], seconds["decode"], laid_out)
 
     def _cut_steps(self, layout: Layout, window: Steps | None = None) -> list[Steps]:
         """Prefill, then decode in graphs of a bounded number of tasks; a window is one graph whatever it has."""
@@ -227,7 +233,7 @@ class Session:
             self.kv_region = cache.pools["disk"].offset
         self._make_buffers(cache)
         length = self.scenario.workload.generation_length
-        if self.rotary is None:
+        if self.rotary is None or self.rotary.positions < max(request.tokens for request in placement.requests):
             longest = max(request.tokens for request in placement.requests)
             positions = max(longest, self.scenario.workload.max_prompt_tokens + length)
             self.rotary = Rotary(self.numerics, positions, self.dtype, there)
@@ -298,6 +304,7 @@ class Session:
 
     def run_steps(self, state: RunState, steps: Steps) -> Piece:
         """Run a range of steps of a batch."""
+        began = time.perf_counter()
         graph = schedule_graph(state.layout, self.schedule, steps)
         state.bindings = bind_buffers(state.layout, graph, experts_on_gpu=state.experts_on_gpu)
         self._make_ring(state, graph)
@@ -310,10 +317,11 @@ class Session:
         def run(task: Task) -> Callable[[], None] | None:
             return kernel_of(task)(state, task)
 
+        laid_out = time.perf_counter() - began
         trace = execute(
             graph, run, self.device, arenas=self.arenas, held_before=held, pace=self.pace, streams=self.streams
         )
-        return Piece(steps, graph, trace)
+        return Piece(steps, graph, trace, laid_out)
 
     def _make_ring(self, state: RunState, graph: TaskGraph) -> None:
         """Pinned pieces between CPU memory or disk and the link, as large as the largest that passes them."""
@@ -378,6 +386,8 @@ def open_session(
         The schedule does not run the policy, or a level lacks the room the plan has.
     """
     check_schedule(schedule, policy)
+    if not device.cuda or not policy.attention_on_gpu or not policy.ffn_on_gpu:
+        open_library()  # compiled now, at the first use on a machine, not while a task is timed
     layout = Layout(scenario, policy)
     arenas = make_arenas(scenario, policy, layout)
     dtype = torch_dtype(scenario.formats.compute)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hrm.errors import InputError
 from hrm.layout import Layout
 from runtime.arena import Arenas
 from runtime.bindings import ring_places
@@ -203,13 +204,28 @@ def load_weights(
     return store
 
 
-def _store(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype).contiguous()
+def _store(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """The tensor in the type of the arithmetic.
+
+    Raises
+    ------
+    InputError
+        A value of it is too large for that type.
+    """
+    found = tensor.to(dtype).contiguous()
+    if dtype == torch.float16 and tensor.dtype != dtype and not torch.isfinite(found).all():
+        raise InputError(
+            f"{name} has values beyond 65,504, the largest that fp16 holds",
+            where="weights",
+            way_out="arithmetic in bf16 or fp32: hrm plan --compute-dtype",
+        )
+    return found
 
 
 def _load_dense(store: WeightStore, source: WeightSource, layer: int, device: Device, arenas: Arenas) -> None:
     policy = store.layout.policy
-    tensors = {name: _store(tensor, store.dtype) for name, tensor in source.dense(layer).items()}
+    of = f"of layer {layer}"
+    tensors = {name: _store(tensor, store.dtype, f"{name} {of}") for name, tensor in source.dense(layer).items()}
     places, size = {}, 0
     for name, tensor in tensors.items():
         places[name] = (size, tuple(tensor.shape))
@@ -242,7 +258,8 @@ def _load_experts(store: WeightStore, source: WeightSource, layer: int, device: 
         store.on_disk[layer] = store.disk.extend(disk)
     written = store.on_disk[layer] or 0
     for expert in range(len(cut.gpu)):
-        matrices = [_store(matrix, store.dtype) for matrix in source.expert(layer, expert)]
+        name = f"expert {expert} of layer {layer}"
+        matrices = [_store(matrix, store.dtype, name) for matrix in source.expert(layer, expert)]
         tiers: tuple[tuple[Tier, Tensor | None], ...] = (("gpu", resident), ("cpu", host))
         for tier, packed in tiers:
             rows, start, first = cut.rows(tier)[expert], cut.starts(tier)[expert], cut.first(tier, expert)
@@ -266,7 +283,7 @@ def _load_top(store: WeightStore, source: WeightSource, device: Device, arenas: 
     on_cpu = policy.everything_on_cpu
 
     def place(name: str, term: str, on_gpu: bool) -> Tensor:
-        tensor = _store(source.top(name), store.dtype)
+        tensor = _store(source.top(name), store.dtype, name)
         size = tensor.numel() * tensor.element_size()
         arenas["gpu" if on_gpu else "cpu"].reserve(term, size)
         flat = device.gpu_bytes(size) if on_gpu else device.host_bytes(size)
