@@ -16,6 +16,9 @@ __all__ = ["AttentionTasks"]
 KV_BUFFERS = 2
 """Micro-batches' KV caches on the GPU where attention is there and the cache is not: in use, and the next."""
 
+KV_LANDINGS = 2
+"""Buffers in CPU memory between the KV cache and the disk, as the plan counts them: in use, and the next."""
+
 
 @dataclass(slots=True)
 class AttentionTasks(WeightCopies):
@@ -27,6 +30,7 @@ class AttentionTasks(WeightCopies):
     kv_loaded: dict[tuple[Stage, int], Issued] = field(default_factory=dict)
     kv_uses: list[Issued] = field(default_factory=list)  # attention with a KV slot, in order
     kv_reads: list[Issued] = field(default_factory=list)  # what consumes each read of KV cache, in order
+    kv_reads_issued: int = 0
     pres: list[Issued] = field(default_factory=list)  # pre-attention of prefill, in order
     kv_writes: list[tuple[Stage, int, Issued]] = field(default_factory=list)  # not issued yet
     kv_out: list[Issued] = field(default_factory=list)  # stores of KV cache of prefill, in order
@@ -260,15 +264,23 @@ class AttentionTasks(WeightCopies):
         return load
 
     def _read_kv(self, stage: Stage, j: int) -> list[Issued]:
-        """Read the cache of the requests on disk into one of two buffers, or more where the pinned ring has room."""
-        if self.layout.policy.kv_on_disk <= 0:
-            return []
-        size = self.layout.kv_read_bytes(stage.layer, stage.step) * self.layout.policy.kv_on_disk
-        room = max(2, int(STAGING_BUFFER_BYTES / size)) if size > 0 else 2
-        return [self._read_cache(stage, j, (self.kv_reads[-room],) if len(self.kv_reads) >= room else ())]
+        """Read the cache of the requests on disk."""
+        return [self._read_cache(stage, j)] if self.layout.policy.kv_on_disk > 0 else []
 
-    def _read_cache(self, stage: Stage, j: int, after: tuple[Issued, ...]) -> Issued:
-        """Read one micro-batch's cache, behind what the step before added to it, ahead of the latest write."""
+    def _kv_landings(self) -> int:
+        """Landing buffers: those of the plan, and more in the pinned ring, of which weights need half if they pass it.
+
+        All are as large as the cache gets, so their number does not depend on the step.
+        """
+        size = self.sizes.kv_landing
+        return KV_LANDINGS + (int(STAGING_BUFFER_BYTES * (1.0 - self._ring_share()) / size) if size > 0 else 0)
+
+    def _read_cache(self, stage: Stage, j: int) -> Issued:
+        """Read one micro-batch's cache once a landing buffer is free, behind what the step before added to it, ahead of
+        the latest write."""
+        number = self.kv_reads_issued - self._kv_landings()
+        after = (self.kv_reads[number],) if number >= 0 else ()
+        self.kv_reads_issued += 1
         if any(other.layer == stage.layer and each == j for other, each, _ in self.kv_writes):
             self._write_all_kv()
         size = self.layout.kv_read_bytes(stage.layer, stage.step) * self.layout.policy.kv_on_disk

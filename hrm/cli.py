@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -220,6 +222,18 @@ def simulate_plan(
         say(f"saved to {plot}")
 
 
+@contextmanager
+def _runtime_for(command: str) -> Iterator[None]:
+    """What a command imports of the runtime: without torch it says what installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        fact = f"{error.name} is not installed"
+        raise InputError(fact, where=command, way_out="pip install '.[runtime]'") from None
+
+
 @app.command("run")
 def run_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
@@ -258,14 +272,9 @@ def run_plan(
     json_: Json = False,
 ) -> None:
     """Run a plan with real tensors, on a CUDA GPU or emulated, and set it beside its prediction."""
-    try:
+    with _runtime_for("hrm run"):
         from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "safetensors"):
-            raise
-        fact = f"{error.name} is not installed"
-        raise InputError(fact, where="hrm run", way_out="pip install '.[runtime]'") from None
 
     with Progress(json_) as tell:
         document = run_saved_plan(
@@ -631,10 +640,14 @@ def validate_layer(
     json_: Json = False,
 ) -> None:
     """Run one layer of a plan, random weights at real shapes: does it take max(link, CPU, GPU)?"""
-    from hrm.layer_report import layer_document, print_layer, save_layer_traces
-    from runtime.layer_command import measure_layer
+    from hrm.layer_report import check_trace_folder, layer_document, print_layer, save_layer_traces
     from simulator.layer_price import price_steps
 
+    with _runtime_for("hrm validate layer"):
+        from runtime.layer_command import measure_layer
+
+    if trace is not None:
+        check_trace_folder(trace)
     with Progress(json_) as tell:
         found = measure_layer(plan_file, schedule=schedule, device=device, repeats=repeats, seed=seed, tell=tell)
         run = found.run

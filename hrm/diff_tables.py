@@ -38,7 +38,7 @@ def print_diff(document: Mapping[str, Any], console: Console) -> None:
     for table in (_totals(document, show), _ops(document, show), _lanes(document, show), _layers(document, show)):
         console.print(table)
     console.print(_top(document, show))
-    for line in (*_accuracy_lines(document), *_order_lines(document)):
+    for line in (*_accuracy_lines(document), *_emulation_lines(document), *_order_lines(document)):
         console.print(line, markup=False)
 
 
@@ -175,6 +175,12 @@ def _accuracy_lines(document: Mapping[str, Any]) -> list[str]:
             f"{found['error']:.1%} of {other} time"
         )
     return lines
+
+
+def _emulation_lines(document: Mapping[str, Any]) -> list[str]:
+    if "emulated" not in (document["first"]["kind"], document["second"]["kind"]):
+        return []
+    return ["! emulated: a CPU stood in for the GPU, so its seconds, and ratios to them, say nothing of a GPU"]
 
 
 def _order_lines(document: Mapping[str, Any]) -> list[str]:

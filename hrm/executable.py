@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hrm.dtypes import bytes_per_value
+from hrm.errors import InputError
 from hrm.host_facts import GpuFacts, HostFacts, read_host_facts
+from hrm.numerics import RUNTIME_FAMILIES, read_numerics
 from hrm.policy import Policy
 from hrm.prediction import MemoryUse
 from hrm.rates import derive_rates
@@ -19,7 +22,6 @@ from hrm.units import GIB, MIB
 __all__ = [
     "RUNTIME_DTYPES",
     "RUNTIME_FAMILIES",
-    "RUNTIME_ROPES",
     "ExecutablePlan",
     "Execution",
     "describe_execution",
@@ -27,12 +29,10 @@ __all__ = [
     "in_gib",
     "in_words",
     "kernels_lacking_for_model",
+    "weights_of_another_size",
 ]
 
-RUNTIME_FAMILIES = ("mixtral", "dbrx", "qwen2_moe", "qwen3_moe", "olmoe", "llama")
 RUNTIME_DTYPES = ("fp32", "bf16", "fp16")
-RUNTIME_ROPES = ("default", "linear", "llama3")
-RUNTIME_ACTIVATIONS = ("silu", "swish")
 
 PROCESS_BYTES = 512 * MIB
 """Python and torch, beside what a plan counts: 223 MB measured with torch 2.13 for CPUs, the rest room for CUDA's part
@@ -181,6 +181,10 @@ def _kernels_lacking(scenario: Scenario, policy: Policy, config: Mapping[str, An
     odd = formats_without_kernels(scenario)
     if odd:
         lacking.append(f"no kernels for weights in {' and '.join(odd)}")
+    other = weights_of_another_size(scenario)
+    if other:  # they would take another size than the plan counts
+        said = f"weights in {' and '.join(other)} beside arithmetic in {formats.compute}"
+        lacking.append(f"no way to keep {said}: it keeps them in the format of the arithmetic")
     if formats.kv not in RUNTIME_DTYPES:
         lacking.append(f"no kernels for a KV cache in {formats.kv}")
     if formats.compute not in RUNTIME_DTYPES:
@@ -200,22 +204,39 @@ def kernels_lacking_for_model(scenario: Scenario, config: Mapping[str, Any]) -> 
     lacking = []
     if model.dense_vector_parameters:  # some checkpoints of the family llama (mlp_bias)
         lacking.append("no kernel for an MLP with biases")
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(scaling, Mapping):  # of these families Qwen3-MoE is extended with "yarn"
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind not in RUNTIME_ROPES:
-            lacking.append(f"no kernel for the rope scaling {kind}")
-    activation = config.get("hidden_act") or "silu"
-    if activation not in RUNTIME_ACTIVATIONS:
-        lacking.append(f"no kernel for the activation {activation}")
-    return lacking
+    if config:
+        try:
+            read_numerics(config, where="config.json")
+        except InputError as error:
+            has, _, what = error.fact.partition("the runtime has ")
+            key = error.where.removeprefix("config.json: ")
+            lacking.append(f"no reading of its config.json ({key}: {error.fact})" if has or not what else what)
+    return list(dict.fromkeys(lacking))
 
 
 def formats_without_kernels(scenario: Scenario) -> list[str]:
     """Formats of weights that the runtime does not have."""
+    return [dtype for dtype in _stored_formats(scenario) if dtype not in RUNTIME_DTYPES]
+
+
+def weights_of_another_size(scenario: Scenario) -> list[str]:
+    """Formats of weights, of those the runtime has, whose values are larger or smaller than those of the arithmetic.
+
+    The runtime keeps all weights in the format of the arithmetic: bf16 in place of fp16 takes as many bytes as the plan
+    counts, fp32 in place of either does not.
+    """
+    compute = scenario.formats.compute
+    if compute not in RUNTIME_DTYPES:
+        return []
+    known = [dtype for dtype in _stored_formats(scenario) if dtype in RUNTIME_DTYPES]
+    return [dtype for dtype in known if bytes_per_value(dtype) != bytes_per_value(compute)]
+
+
+def _stored_formats(scenario: Scenario) -> list[str]:
+    """Of experts, of other matrices, and of tables and vectors; each once."""
     model, formats = scenario.model, scenario.formats
-    stored = dict.fromkeys((formats.experts(model), formats.linear(model), formats.weights or model.checkpoint_dtype))
-    return [dtype for dtype in stored if dtype not in RUNTIME_DTYPES]
+    tables = model.table_dtype(formats.weights)
+    return list(dict.fromkeys((formats.experts(model), formats.linear(model), tables)))
 
 
 def _gpu_for(scenario: Scenario, on_gpu: float, on_cpu: float, host: HostFacts) -> tuple[GpuFacts | None, list[str]]:

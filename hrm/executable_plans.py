@@ -20,6 +20,7 @@ from hrm.executable import (
     in_gib,
     in_words,
     kernels_lacking_for_model,
+    weights_of_another_size,
 )
 from hrm.host_facts import HostFacts, read_host_facts
 from hrm.pins import Pins
@@ -142,14 +143,18 @@ def _with_kernels(scenario: Scenario, policy: Policy, config: Mapping[str, Any])
     default = choose_formats(scenario.profile, model, weights=weights)
     compute = compute if compute in RUNTIME_DTYPES else default.compute
     kv = kv if kv in RUNTIME_DTYPES else choose_formats(scenario.profile, model, weights=weights, compute=compute).kv
+    other = weights_of_another_size(replace(scenario, formats=replace(formats, compute=compute)))
+    if weights_of_another_size(replace(scenario, formats=replace(formats, weights=weights, compute=compute))):
+        weights = compute
+    before = list(dict.fromkeys((*odd, *other)))
     changed = replace(scenario, formats=replace(formats, weights=weights, kv=kv, compute=compute))
-    for what, option, before, after in (
-        ("weights", "--weights-dtype", " and ".join(odd), weights if odd else ""),
+    for what, option, planned, after in (
+        ("weights", "--weights-dtype", " and ".join(before), weights if before else ""),
         ("KV cache", "--kv-dtype", formats.kv, kv),
         ("arithmetic", "--compute-dtype", formats.compute, compute),
     ):
-        if after and after != before:
-            nearby = nearby.changed(changed, f"{what} {after} instead of {before}", option, after)
+        if after and after != planned:
+            nearby = nearby.changed(changed, f"{what} {after} instead of {planned}", option, after)
     gpus = scenario.profile.gpu.count
     if gpus > 1 and not policy.everything_on_cpu:
         nearby = _set(nearby, "gpu.count", "1", f"one GPU instead of {gpus}")

@@ -40,6 +40,8 @@ class HoldSizes:
         KV cache of the whole batch by level, as full as it gets [byte].
     kv_slot : float
         One micro-batch's KV cache of one layer on the GPU [byte].
+    kv_landing : float
+        The part of it on disk, in CPU memory, as full as it gets: mean over the micro-batches [byte].
     waiting : float
         Hidden states of all prompts in CPU memory [byte].
     of_the_batch : float
@@ -52,6 +54,7 @@ class HoldSizes:
     decode: ActivationPieces
     kv_cache: Mapping[str, float]
     kv_slot: float
+    kv_landing: float
     waiting: float
     of_the_batch: float
     on_cpu: float
@@ -100,6 +103,7 @@ def hold_sizes(scenario: Scenario, sizes: Sizes, policy: Policy) -> HoldSizes:
             "disk": policy.kv_on_disk * capacity,
         },
         kv_slot=slot,
+        kv_landing=policy.kv_on_disk * capacity / (scenario.model.n_layers * policy.num_micro_batches),
         waiting=float(worst_prompt_tokens(scenario, n)) * scenario.model.hidden_size * value,
         on_cpu=on_cpu,
         of_the_batch=n * row * (value + (value + 4.0 if ring else 0.0)),

@@ -85,6 +85,7 @@ class Shared:
     embedded: dict[tuple[Phase, int, int], Issued] = field(default_factory=dict)
     sampled: dict[tuple[Phase, int, int], Issued] = field(default_factory=dict)
     kv_stored: dict[tuple[int, int], Issued] = field(default_factory=dict)  # last store of a layer and micro-batch
+    kv_written: list[Issued] = field(default_factory=list)  # writes of the prompts' KV cache, in order
     stored_rows: dict[tuple[Stage, int], Issued] = field(default_factory=dict)  # hidden states on their way elsewhere
     prefilled: Issued | None = None  # the last first token
     passes: set[tuple[Phase, int]] = field(default_factory=set)  # that the graph covers

@@ -248,13 +248,15 @@ class Launcher(AttentionTasks):
         layout, policy = self.layout, self.layout.policy
         off_gpu = 1.0 - policy.kv_on_gpu
         if off_gpu > 0:
-            attention = self.before_post[(stage, j)][0]
+            after = (self.before_post[(stage, j)][0],)
+            if policy.kv_on_disk > 0:  # two buffers in CPU memory for what waits to be written
+                after += tuple(self.shared.kv_written[-KV_LANDINGS:][: 1 - KV_LANDINGS])
             size = layout.kv_prompt_bytes()
             stored = self.add(
                 Op.STORE_KV,
                 D2H,
                 stage,
-                (attention,),
+                after,
                 micro_batch=j,
                 bytes_moved=size * off_gpu,
                 releases=held("gpu", ACTIVATIONS, self.sizes.prefill.new_kv),
@@ -263,7 +265,10 @@ class Launcher(AttentionTasks):
             for other in range(layout.micro_batches("decode")):
                 self.shared.kv_stored[(stage.layer, other)] = stored  # decode's are others: it waits for the last
             if policy.kv_on_disk > 0:
-                self.add(Op.WRITE_DISK, DISK, stage, (stored,), micro_batch=j, bytes_moved=size * policy.kv_on_disk)
+                written = size * policy.kv_on_disk
+                self.shared.kv_written.append(
+                    self.add(Op.WRITE_DISK, DISK, stage, (stored,), micro_batch=j, bytes_moved=written)
+                )
         if self._goes_out(stage):
             kept = self.add(
                 Op.STORE_HIDDEN,

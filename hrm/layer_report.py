@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hrm.cost import experts_touched
 from hrm.errors import InputError
 from hrm.graph import LaneKind, Op, Task, TaskGraph
+from hrm.output_files import check_folder
 from hrm.scenario import Scenario
 from hrm.trace import Trace
 from hrm.trace_files import facts_of_plan, write_trace
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from hrm.model import ModelSpec
 
-__all__ = ["layer_document", "layer_latencies", "print_layer", "save_layer_traces"]
+__all__ = ["check_trace_folder", "layer_document", "layer_latencies", "print_layer", "save_layer_traces"]
 
 COPIES: Mapping[str, tuple[Op, int | None]] = {
     "D1 QKV to the CPU": (Op.OFFLOAD_QKV, None),
@@ -36,6 +37,9 @@ COPIES: Mapping[str, tuple[Op, int | None]] = {
 """The four kinds of copies of the paper (Figure 6), by kind of task and part."""
 
 EQ_12_LANES = (LaneKind.H2D, LaneKind.CPU, LaneKind.GPU)
+
+TRACES = ("simulated", "measured")
+"""Names of the two trace files."""
 
 HOLDS = 1.10
 """Measured over bound up to which the form is said to hold here."""
@@ -80,7 +84,8 @@ def layer_document(
     touched : sequence of (int, int)
         Tokens, and experts they chose, of every micro-batch and layer.
     facts : mapping
-        Plan, machine, device: copied in.
+        Plan, machine, device: copied in. There is a verdict only where `same_machine` is True: rates of another
+        machine, or of one that may be another, do not test the form.
     """
     lanes = _lanes(graph, predicted_s, measured, counted)
     kinds = {kind.value for kind in EQ_12_LANES}
@@ -90,7 +95,7 @@ def layer_document(
     simulated_s = mean(layer_latencies(graph, simulated)[layer - 1] for layer in counted)
     middle = median(latencies)
     low, high = _spread(latencies)
-    emulated = measured[0].kind == "emulated"
+    tested = measured[0].kind == "measured" and facts["same_machine"] is True
     above = sum(latency > bound * HOLDS for latency in latencies)
     return {
         **facts,
@@ -103,16 +108,16 @@ def layer_document(
             "bound_s": bound,
             "busiest_lane": busiest["lane"],
             "busiest_lane_s": busiest["predicted_s"],
-            "busiest_lane_measured_s": max(row["measured_s"] for row in lanes),
+            "busiest_lane_measured_s": busiest["measured_s"],
             "simulated_s": simulated_s,
             "measured_over_bound": middle / bound if bound else None,
             "measured_over_busiest_lane": middle / busiest["predicted_s"] if busiest["predicted_s"] else None,
             "measured_over_simulated": middle / simulated_s if simulated_s else None,
         },
         "verdict": {
-            "tested": not emulated,
+            "tested": tested,
             "layers_above": above,
-            "holds": None if emulated else above < 0.9 * len(latencies),
+            "holds": above < 0.9 * len(latencies) if tested else None,
             "threshold": HOLDS,
         },
         "lanes": lanes,
@@ -209,6 +214,17 @@ def _experts(touched: Sequence[tuple[int, int]], model: ModelSpec) -> dict[str, 
     }
 
 
+def check_trace_folder(folder: Path) -> None:
+    """Refuse, before anything is measured, a folder that the traces could not be written to.
+
+    Raises
+    ------
+    InputError
+        It is a file, or the system does not let it be made or written to.
+    """
+    check_folder(folder, [f"{name}.json" for name in TRACES], f"--trace: {folder}")
+
+
 def save_layer_traces(
     folder: Path,
     graph: TaskGraph,
@@ -231,7 +247,7 @@ def save_layer_traces(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror or error}", where=f"--trace: {folder}") from None
-    for name, trace in (("simulated", simulated), ("measured", measured)):
+    for name, trace in zip(TRACES, (simulated, measured), strict=True):
         origin = {"device": str(facts["device"]) if name == "measured" else str(facts["hardware"])}
         clock = 2e-5 + measured.makespan_s * 2.0**-23 if trace.kind == "measured" else 0.0
         about = facts_of_plan(scenario, plan, schedule=str(facts["schedule"]), clock_error_s=clock, origin=origin)
@@ -315,14 +331,14 @@ def _pair(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _verdict(document: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
     count = f"{verdict['layers_above']} of {document['layers_measured']} layers took over {verdict['threshold']:.2f} x"
-    if not verdict["tested"]:
+    if document["kind"] == "emulated":
         return (
             f"verdict: not tested. The accelerator is emulated on this CPU; the rates are those of "
             f"{document['hardware']}, so ratios to them say nothing ({count} max(link, CPU, GPU))."
         )
-    if document["same_machine"] is False:
+    if not verdict["tested"]:
         return (
-            f"verdict: not tested. This is {document['device']}, the rates are those of {document['hardware']} "
+            f"verdict: not tested: the rates are those of {document['hardware']}, this is {document['device']} "
             f"({count} max(link, CPU, GPU))."
         )
     word = "holds" if verdict["holds"] else "fails"

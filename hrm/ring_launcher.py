@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hrm.full_cost import STAGING_BUFFER_BYTES
+from hrm.attention_tasks import KV_LANDINGS
 from hrm.graph import Op, Phase
 from hrm.holds import ACTIVATIONS, SLOTS, held
 from hrm.issuing import GPU, H2D, Issued, Stage
@@ -99,14 +99,12 @@ class RingLauncher(Launcher):
 
     def _read_ahead(self, stage: Stage, share: float) -> None:
         """KV cache of the next stage from disk, as far as the pinned ring holds it, between the reads of experts."""
-        policy, count = self.layout.policy, len(self.members(stage))
-        if policy.kv_on_disk <= 0:
+        if self.layout.policy.kv_on_disk <= 0:
             return
-        size = self.layout.kv_read_bytes(stage.layer, stage.step) * policy.kv_on_disk
-        room = min(count, int(STAGING_BUFFER_BYTES / size)) if size > 0 else 0
+        room = min(len(self.members(stage)), self._kv_landings() - KV_LANDINGS)
         while len(self.read_ahead.setdefault(stage, {})) < room * share:
             j = len(self.read_ahead[stage])
-            self.read_ahead[stage][j] = [self._read_cache(stage, j, ())]
+            self.read_ahead[stage][j] = [self._read_cache(stage, j)]
 
     def _read_kv(self, stage: Stage, j: int) -> list[Issued]:
         """A micro-batch's KV cache from disk, unless it was read ahead."""

@@ -18,6 +18,20 @@ __all__ = ["Arena", "Arenas"]
 SLACK_BYTES = 64 * 1024
 """Per buffer: alignment of the matrices in it, which the plan does not count."""
 
+WEIGHT_TERMS = (
+    "resident expert weights",
+    "expert weights",
+    "expert weight slots",
+    "non-expert weights",
+    "non-expert weight slots",
+    "embedding",
+    "lm_head",
+    "lm_head buffers",
+    "weight staging buffers",
+    "disk landing buffers",
+)
+"""Terms whose size follows from the model's weights, and not from the requests."""
+
 
 class Arena:
     """One level: terms with their planned bytes, and what was really reserved of each."""
@@ -45,7 +59,7 @@ class Arena:
                 f"{term} would take {total / GIB:.4f} GiB of {self.level} memory, the plan foresees "
                 f"{planned / GIB:.4f} GiB",
                 where=f"{self.level} arena",
-                way_out="a plan for these requests (their number and lengths): hrm plan --prompts FILE",
+                way_out=_way_out(term),
             )
         self.reserved[term], self.buffers[term] = total, count
 
@@ -54,6 +68,13 @@ class Arena:
         if size > 0:
             self.reserved[term] -= size
             self.buffers[term] -= 1
+
+
+def _way_out(term: str) -> str:
+    """Weights are as many as the checkpoint has; everything else comes with the requests."""
+    if term in WEIGHT_TERMS:
+        return "the plan was made for other formats or layers: hrm plan for this checkpoint"
+    return "a plan for these requests (their number and lengths): hrm plan --prompts FILE"
 
 
 class Arenas:

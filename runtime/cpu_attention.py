@@ -98,7 +98,7 @@ def _find_problem(q: Tensor, keys: Tensor, values: Tensor, first: Tensor, length
         return f"dtypes {q.dtype}, {keys.dtype}, {values.dtype}, {out.dtype}: wanted are {', '.join(map(str, DTYPES))}"
     if any(pool.stride()[1:] != (width, 1) for pool in (keys, values)):
         return "the heads of a token must follow each other in the pools"
-    if first.dtype != torch.int64 or lengths.dtype != torch.int64 or first.shape != (requests,) != lengths.shape:
+    if any(each.dtype != torch.int64 or each.shape != (requests,) for each in (first, lengths)):
         return f"first and lengths must be int64 [{requests}]"
     return None
 

@@ -8,6 +8,7 @@ its rows once, in the order in which they lie; where many do, matrix products of
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ machine measured (Zen 5, two cores) bf16 crossed at about 64; the others had not
 
 ROWS_AT_A_TIME = 2048
 """Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""
+
+
+VISITS_AT_A_TIME = 1024
+"""Visits of an expert that are multiplied at a time: more are no faster, and scratch memory stays small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +147,33 @@ def _stream(
 def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tensor, out: Tensor) -> None:
     """One expert by matrix products: bf16 where tokens and rows are, else float32."""
     dtype = torch.bfloat16 if x.dtype == pieces[0].dtype == torch.bfloat16 else torch.float32
-    own = x[tokens].to(dtype)  # [v, h]
-    answer: Tensor | None = None
-    for piece in pieces:
-        for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
-            rows = part.to(dtype)  # [n, 3, h]
-            inner = torch.nn.functional.silu(own @ rows[:, 0].t(), inplace=True)
-            inner *= own @ rows[:, 1].t()  # [v, n]
-            found = (inner @ rows[:, 2]).float()
-            answer = found if answer is None else answer.add_(found)
-    assert answer is not None
-    out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))
+    for start in range(0, len(tokens), VISITS_AT_A_TIME):
+        rows = tokens[start : start + VISITS_AT_A_TIME]
+        count, hidden = len(rows), x.shape[1]
+        own = _scratch("own", count, hidden, dtype)
+        own.copy_(x[rows]) if x.dtype != dtype else torch.index_select(x, 0, rows, out=own)
+        answer: Tensor | None = None
+        for piece in pieces:
+            for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
+                wide = part.to(dtype)  # [n, 3, h]
+                inner, up = (_scratch(name, count, len(wide), dtype) for name in ("inner", "up"))
+                torch.mm(own, wide[:, 0].t(), out=inner)
+                torch.mm(own, wide[:, 1].t(), out=up)
+                torch.nn.functional.silu(inner, inplace=True)
+                inner *= up  # [v, n]
+                found = torch.mm(inner, wide[:, 2], out=_scratch("found", count, hidden, dtype))
+                answer = found.to(torch.float32, copy=True) if answer is None else answer.add_(found)
+        assert answer is not None
+        out.index_add_(0, rows, answer.mul_(weights[start : start + count].unsqueeze(1)))
+
+
+_kept = threading.local()
+
+
+def _scratch(name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Memory [rows, columns] of the calling thread, used again: pages that are given back cost a fault each time."""
+    buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__.setdefault("buffers", {})
+    found = buffers.get((name, dtype))
+    if found is None or found.numel() < rows * columns:
+        found = buffers[(name, dtype)] = torch.empty(rows * columns, dtype=dtype)
+    return found[: rows * columns].view(rows, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from hrm.errors import InputError
 from hrm.executable import describe_execution
 from hrm.executable_plans import nearest_runnable
+from hrm.host_facts import read_host_facts
 from hrm.plans import read_plan_document
 from hrm.policy import Policy
 from runtime.device import choose_device
 from runtime.device_names import device_name, same_gpu
-from runtime.layer_check import LayerRun, check_layer
+from runtime.layer_check import LayerRun, check_layer, repeat_layer
+from runtime.layer_room import check_layer_room
 from runtime.numerics import read_numerics
 
 __all__ = ["MeasuredLayer", "measure_layer"]
@@ -62,6 +65,8 @@ def measure_layer(
         )
     numerics = read_numerics(config, where=f"{plan}: inputs.model.config")
     found = choose_device(device, cpu_only=policy.everything_on_cpu)
+    host = read_host_facts(Path(tempfile.gettempdir()))
+    check_layer_room(repeat_layer(scenario, 1), policy, found, host)
     name = schedule or policy.schedule
     run = check_layer(scenario, policy, name, numerics, found, repeats=repeats, seed=seed, on_progress=tell)
     hardware = scenario.profile.name

@@ -57,9 +57,7 @@ def normalise(x: Tensor, weight: Tensor, numerics: Numerics) -> Tensor:
     """RMSNorm or LayerNorm without bias of x [..., h], in float32."""
     if numerics.norm == "layer":
         return F.layer_norm(x.float(), (x.shape[-1],), weight.float(), None, numerics.norm_eps).to(x.dtype)
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + numerics.norm_eps)
-    return weight * wide.to(x.dtype)
+    return F.rms_norm(x, (x.shape[-1],), weight, numerics.norm_eps)
 
 
 class Rotary:

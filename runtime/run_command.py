@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
 from hrm.trivial import predict_policy
+from hrm.units import GIB
 from runtime.batches import SizedBatch, cut_batches
 from runtime.memory_watch import MemoryWatch
 from runtime.model_match import check_same_model
@@ -29,7 +31,7 @@ from runtime.run_document import Ran, describe_run
 from runtime.run_job import Job, check_files, choose_machine, choose_window, read_job
 from runtime.run_trace import save_trace
 from runtime.run_watch import RunWatch
-from runtime.session import open_session, torch_dtype
+from runtime.session import Session, open_session, torch_dtype
 from runtime.weight_source import WeightSource
 
 __all__ = ["run_saved_plan"]
@@ -138,6 +140,7 @@ def run_saved_plan(
             on_piece=watch.on_piece,
         )
         running = memory.take()
+        notes += _unused_staging(session)
     except (RuntimeError, MemoryError) as error:
         raise _explain(error, job) from error
     finally:
@@ -170,11 +173,13 @@ def run_saved_plan(
         notes=notes,
     )
     document = describe_run(ran)
-    if output is not None:
-        tokens = {index: found for run in runs for index, found in run.tokens.items()}
-        _write_tokens(output, prompts, tokens)
-    if trace is not None:
-        save_trace(ran, trace)
+    try:
+        if output is not None:
+            tokens = {index: found for run in runs for index, found in run.tokens.items()}
+            _write_tokens(output, prompts, tokens)
+    finally:
+        if trace is not None:
+            save_trace(ran, trace)
     return document
 
 
@@ -240,7 +245,26 @@ def _explain(error: BaseException, job: Job) -> BaseException:
 
 def _write_tokens(path: Path, prompts: Sequence[Prompt], tokens: Mapping[int, list[int]]) -> None:
     lines = (json.dumps({"id": prompt.id, "token_ids": tokens[index]}) + "\n" for index, prompt in enumerate(prompts))
+    text = "".join(lines)
     try:
-        path.write_text("".join(lines), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where=f"--output: {path}") from None
+        fact, way_out = f"cannot be written any more: {error.strerror or error}", ""
+        try:  # what took long to generate is not lost for a disk that is full
+            with tempfile.NamedTemporaryFile("w", prefix="tokens-", suffix=".jsonl", delete=False) as kept:
+                kept.write(text)
+            way_out = f"the tokens are in {kept.name}"
+        except OSError:
+            way_out = "nor is there room in the system's temporary folder"
+        raise InputError(fact, where=f"--output: {path}", way_out=way_out) from None
+
+
+def _unused_staging(session: Session) -> tuple[str, ...]:
+    """Why a run takes less CPU memory than its plan: pieces that weights pass are made only where some do."""
+    planned = session.arenas["cpu"].planned.get("weight staging buffers", 0.0)
+    if session.store.ring or planned == 0.0:
+        return ()
+    return (
+        f"{planned / GIB:.2f} GiB of the plan's CPU memory are staging buffers of weights: none pass them under this "
+        "plan, and the run has not made them.",
+    )

@@ -12,6 +12,7 @@ from hrm.errors import InputError
 from hrm.executable import Execution, describe_execution
 from hrm.executable_plans import nearest_runnable
 from hrm.host_facts import HostFacts, read_host_facts
+from hrm.output_files import check_file
 from hrm.plans import read_plan_document
 from hrm.policy import Policy
 from hrm.scenario import Scenario, truncated
@@ -46,13 +47,10 @@ def check_files(plan: Path, *, trace: Path | None, output: Path | None, disk_dir
     for option, path in named:
         if path is None:
             continue
-        if not path.absolute().parent.is_dir():
-            raise InputError("its folder does not exist", where=f"{option}: {path}")
-        if path.is_dir():
-            raise InputError("is a folder", where=f"{option}: {path}", way_out="the name of a file")
         other = seen.setdefault(path.resolve(), option)
         if other != option:
             raise InputError(f"is also {other}", where=f"{option}: {path}", way_out="another file")
+        check_file(path, f"{option}: {path}")
     if disk_dir is not None and not disk_dir.is_dir():
         raise InputError("no such folder", where=f"--disk-dir: {disk_dir}")
 

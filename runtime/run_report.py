@@ -108,6 +108,8 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
             f"{hardware}, says nothing about {hardware}."
         )
         yield "- emulated: activations of the GPU lie in CPU memory, and are counted there in plan and run."
+    elif document["same_gpu"] is None and document["device"] == "cuda":
+        yield f"! whether {document['device_name']} is the GPU of {hardware} is not known; the ratio may say little."
     elif document["same_gpu"] is None:
         yield f"! everything ran on the CPU of this machine: the ratio means something if it is that of {hardware}."
     elif not document["same_gpu"]:
@@ -118,7 +120,8 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
         words = ", ".join(lane_in_words(parse_lane(name), several=False) for name in document["paced"])
         yield f"* paced: tasks on {words} last at least as long as the profile of {hardware} says."
     if document["weights"] == "random":
-        yield "- random weights: tokens mean nothing, and experts are chosen nearly evenly."
+        evenly = ", and experts are chosen nearly evenly" if document["prompts"] == "random" else ""
+        yield f"- random weights: tokens mean nothing{evenly}."
     full = document["layers"] == document["layers_of_model"] and set(document["batches"]) == {plan["batch_size"]}
     if not full:
         yield (

@@ -18,7 +18,7 @@ from hrm.executable import PROCESS_BYTES, RUNTIME_FAMILIES, Execution, describe_
 from hrm.executable_plans import nearest_runnable, with_executable_plan
 from hrm.families import READERS
 from hrm.host_facts import GpuFacts, HostFacts
-from hrm.model_files import load_model, model_names
+from hrm.model_files import find_config, load_model, model_names
 from hrm.pins import Pins
 from hrm.plans import Plan, read_plan_document, save_plan
 
@@ -110,19 +110,74 @@ def test_a_quantised_checkpoint_counts_as_it_is_stored(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("config", "lacks"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "kernel for the rope scaling yarn"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "kernel for the rope scaling dynamic"),
-        ({"hidden_act": "gelu"}, "kernel for the activation gelu"),
-        ({"rope_scaling": {"rope_type": "llama3", "type": "yarn"}}, ""),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "kernel for the rope scaling 'yarn'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "kernel for the rope scaling 'dynamic'"),
+        ({"hidden_act": "gelu"}, "kernel for the activation 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "kernel for a rotation of part of a head"),
+        ({"rms_norm_eps": None}, "reading of its config.json (rms_norm_eps: this key is missing)"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ""),
         ({"rope_parameters": {"rope_theta": 1e6}}, ""),
-        ({"rope_scaling": None, "hidden_act": "silu"}, ""),
+        ({"rope_scaling": None, "hidden_act": "SiLU"}, ""),
     ],
 )
 def test_what_only_the_config_says_counts_too(config: dict[str, Any], lacks: str, plan: Plan) -> None:
-    execution = describe_execution(plan.scenario, plan.policy, config=config, host=host())
+    changed = find_config("mixtral-8x7b")["values"] | config
+    execution = describe_execution(plan.scenario, plan.policy, config=changed, host=host())
     assert execution.supported == (not lacks)
     assert execution.why == f"the runtime has no {lacks}" or execution.supported
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "weights", "compute", "lacks"),
+    [
+        ("bf16", None, "fp32", "bf16 beside arithmetic in fp32"),
+        ("fp32", None, "bf16", "fp32 beside arithmetic in bf16"),
+        ("fp32", None, "fp16", "fp32 beside arithmetic in fp16"),
+        ("bf16", "fp32", "fp16", "fp32 beside arithmetic in fp16"),
+        ("fp32", "bf16", "fp16", ""),
+        ("bf16", None, "fp16", ""),
+        ("fp16", None, "bf16", ""),
+        ("bf16", "fp32", "fp32", ""),
+    ],
+)
+def test_weights_of_another_size_than_the_arithmetic_cannot_be_kept(
+    checkpoint: str, weights: str | None, compute: str, lacks: str, plan: Plan
+) -> None:
+    model = replace(
+        plan.scenario.model, checkpoint_dtype=checkpoint, expert_dtype=checkpoint, linear_dtype=checkpoint
+    )
+    stored = replace(plan, scenario=replace(plan.scenario, model=model))
+    execution = on(with_formats(stored, weights=weights, compute=compute), host())
+    assert execution.supported == (not lacks)
+    said = f"the runtime has no way to keep weights in {lacks}: it keeps them in the format of the arithmetic"
+    assert execution.why == said or execution.supported
+
+
+@pytest.mark.parametrize("part", ["checkpoint_dtype", "expert_dtype", "linear_dtype"])
+def test_every_part_of_the_weights_counts(part: str, plan: Plan) -> None:
+    model = replace(plan.scenario.model, **{part: "fp32"})
+    odd = replace(plan, scenario=replace(plan.scenario, model=model))
+    assert "no way to keep weights in fp32 beside arithmetic in fp16" in on(odd, host()).why
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        (("--compute-dtype", "fp32"), "weights fp32 instead of bf16"),
+        (("--weights-dtype", "fp32"), "weights bf16 instead of fp32"),
+        (("--weights-dtype", "int4", "--compute-dtype", "fp32"), "weights fp32 instead of int4 and bf16"),
+    ],
+)
+def test_the_nearest_plan_has_weights_of_the_size_of_the_arithmetic(
+    options: tuple[str, ...], difference: str
+) -> None:
+    lengths = ("--requests", "16", "--gen-len", "4", "--prompt-len", "32")
+    found = run("plan", "--hw", "l4", "--model", "olmoe", *lengths, *options, "--json").document
+    assert not found["executable"]["supported"]
+    nearest = found["executable_plan"]
+    assert nearest["differences"] == [difference]
+    again = run(*shlex.split(nearest["command"])[1:]).document
+    assert again["executable"]["supported"] and again["executable_plan"] is None
 
 
 def test_an_mlp_with_biases_has_no_kernel() -> None:

@@ -38,7 +38,13 @@ def trace_of(graph: TaskGraph, load_s: float, kind: str = "measured") -> Trace:
     return Trace(tuple(spans), kind)
 
 
-def document_of(load_s: float, *, kind: str = "measured", same_machine: bool | None = True) -> dict:
+def document_of(
+    load_s: float,
+    *,
+    kind: str = "measured",
+    same_machine: bool | None = True,
+    measured: list[Trace] | None = None,
+) -> dict:
     graph = graph_of_layers()
     facts = {
         "title": "One layer",
@@ -53,7 +59,7 @@ def document_of(load_s: float, *, kind: str = "measured", same_machine: bool | N
         graph,
         predicted,
         trace_of(graph, 3.0, "simulated"),
-        [trace_of(graph, load_s, kind), trace_of(graph, load_s, kind)],
+        measured or [trace_of(graph, load_s, kind), trace_of(graph, load_s, kind)],
         counted=range(2, LAYERS - 1),
         touched=[(4, 6), (4, 5)],
         model=load_model("mixtral-8x7b"),
@@ -101,16 +107,31 @@ def test_the_form_fails_where_layers_stay_more_than_a_tenth_above_the_bound(load
     ("kind", "same_machine", "words"),
     [
         ("measured", True, "verdict: the form max(link, CPU, GPU) fails here: 4 of 4 layers took over 1.10 x it."),
-        ("measured", False, "verdict: not tested. This is a GPU, the rates are those of t4"),
+        ("measured", False, "verdict: not tested: the rates are those of t4, this is a GPU (4 of 4 layers"),
+        ("measured", None, "verdict: not tested: the rates are those of t4, this is a GPU (4 of 4 layers"),
         ("emulated", None, "verdict: not tested. The accelerator is emulated"),
     ],
 )
-def test_an_emulated_accelerator_or_another_gpu_gives_no_verdict(
+def test_only_what_is_measured_on_the_profiles_own_machine_gives_a_verdict(
     kind: str, same_machine: bool | None, words: str
 ) -> None:
+    document = document_of(5.0, kind=kind, same_machine=same_machine)
+    tested = kind == "measured" and same_machine is True
+    verdict = document["verdict"]
+    assert (verdict["tested"], verdict["holds"]) == (tested, False if tested else None)
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_layer(document_of(5.0, kind=kind, same_machine=same_machine), console)
+    print_layer(document, console)
     assert words in console.export_text()
+
+
+def test_the_busiest_lane_by_prediction_is_measured_too_though_another_was_busier() -> None:
+    graph = graph_of_layers()
+    spans = [
+        Span(span.task, span.lane, span.start_s, span.start_s + (9.0 if span.lane == GPU else 2.0))
+        for span in trace_of(graph, 3.0).spans
+    ]
+    latency = document_of(3.0, measured=[Trace(tuple(spans), "measured")])["latency"]
+    assert (latency["busiest_lane"], latency["busiest_lane_measured_s"]) == ("host_to_device0", 2.0)
 
 
 def test_the_document_is_json() -> None:

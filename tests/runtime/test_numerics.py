@@ -13,9 +13,12 @@ import transformers
 from tiny_models import FAMILIES, build_tiny, tiny_config
 
 from hrm.errors import InputError
-from hrm.executable import RUNTIME_FAMILIES
+from hrm.executable import RUNTIME_FAMILIES, kernels_lacking_for_model
 from hrm.families import READERS, read_spec
 from hrm.model_files import find_config, load_model, model_names
+from hrm.profile_files import load_profile
+from hrm.scenario import Scenario, choose_formats
+from hrm.workload import uniform_workload
 from runtime.numerics import Numerics, Rope, inverse_frequencies, read_numerics
 
 PLAIN = Numerics(
@@ -202,7 +205,7 @@ def test_rope_scalings_without_a_kernel_are_named(kind: str) -> None:
         ("dbrx", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "ffn_config.ffn_act_fn.name: the runtime has no"),
         ("dbrx", {"ffn_config": {"uniform_expert_assignment": True}}, "uniform_expert_assignment: the runtime has no"),
         ("llama", {"mlp_bias": True}, "mlp_bias: the runtime has no kernel for an MLP with biases (false)"),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: the runtime rotates whole heads only (1)"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: the runtime has no kernel for a rotation of part of a head (1)"),
         ("mixtral", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "a rope of its own for each kind"),
         ("llama", {"rope_parameters": {"rope_theta": 1.0}}, "rope_scaling: rope_parameters is there too"),
         ("llama", {"rope_scaling": "linear"}, "rope_scaling: 'linear' is not an object"),
@@ -218,3 +221,46 @@ def test_rope_scalings_without_a_kernel_are_named(kind: str) -> None:
 )
 def test_what_has_no_kernel_or_makes_no_sense_is_refused(family: str, overrides: dict[str, Any], said: str) -> None:
     assert said in refusal(family, **overrides)
+
+
+# The planner says the same
+
+
+ANY = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "llama")
+MUTATIONS: list[tuple[tuple[str, ...], dict[str, Any], bool]] = [
+    (FAMILIES, {}, True),
+    (ANY, {"hidden_act": "SiLU"}, True),
+    (ANY, {"hidden_act": "gelu"}, False),
+    (ANY, {"hidden_act": None}, True),
+    (FAMILIES, {"partial_rotary_factor": 0.5}, False),
+    (FAMILIES, {"partial_rotary_factor": 1.0}, True),
+    (ANY, {"rope_theta": "1e6"}, False),
+    (ANY, {"rms_norm_eps": True}, False),
+    (("mixtral", "dbrx"), {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, False),
+    (("mixtral", "qwen2_moe"), {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, True),
+    (("qwen3_moe", "olmoe"), {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, False),
+    (("qwen2_moe", "qwen3_moe", "olmoe"), {"norm_topk_prob": None}, False),
+    (("qwen2_moe", "qwen3_moe", "olmoe"), {"norm_topk_prob": True}, True),
+    (("dbrx",), {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, False),
+    (("dbrx",), {"ffn_config": {"uniform_expert_assignment": True}}, False),
+    (("dbrx",), {"ffn_config": {"uniform_expert_assignment": False}}, True),
+    (("llama",), {"mlp_bias": True}, False),
+    (("llama",), {"rope_parameters": {"rope_theta": 1.0}}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "runs"),
+    [(family, overrides, runs) for families, overrides, runs in MUTATIONS for family in families],
+)
+def test_planner_and_runtime_refuse_the_same_configs(family: str, overrides: dict[str, Any], runs: bool) -> None:
+    config = tiny_config(family, **overrides)
+    profile, spec = load_profile("l4"), read_spec(config, file="", name="")
+    scenario = Scenario(
+        profile=profile, model=spec, workload=uniform_workload(8, 4), formats=choose_formats(profile, spec)
+    )
+    assert (kernels_lacking_for_model(scenario, config) == []) == runs
+    if runs:
+        read_numerics(config, where="")
+    else:
+        refusal(family, **overrides)
