@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hrm.full_cost import STAGING_BUFFER_BYTES
 from hrm.graph import Hold, Op
 from hrm.holds import ACTIVATIONS, KV_CACHE, KV_SLOTS, OF_THE_BATCH, WAITING, held
 from hrm.issuing import CPU, D2H, DISK, GPU, H2D, Issued, Stage
@@ -15,9 +14,6 @@ __all__ = ["AttentionTasks"]
 
 KV_BUFFERS = 2
 """Micro-batches' KV caches on the GPU where attention is there and the cache is not: in use, and the next."""
-
-KV_LANDINGS = 2
-"""Buffers in CPU memory between the KV cache and the disk, as the plan counts them: in use, and the next."""
 
 
 @dataclass(slots=True)
@@ -267,18 +263,9 @@ class AttentionTasks(WeightCopies):
         """Read the cache of the requests on disk."""
         return [self._read_cache(stage, j)] if self.layout.policy.kv_on_disk > 0 else []
 
-    def _kv_landings(self) -> int:
-        """Landing buffers: those of the plan, and more in the pinned ring, of which weights need half if they pass it.
-
-        All are as large as the cache gets, so their number does not depend on the step.
-        """
-        size = self.sizes.kv_landing
-        return KV_LANDINGS + (int(STAGING_BUFFER_BYTES * (1.0 - self._ring_share()) / size) if size > 0 else 0)
-
     def _read_cache(self, stage: Stage, j: int) -> Issued:
-        """Read one micro-batch's cache once a landing buffer is free, behind what the step before added to it, ahead of
-        the latest write."""
-        number = self.kv_reads_issued - self._kv_landings()
+        """Read a micro-batch's cache into a free buffer: behind what the step before added, ahead of the last write."""
+        number = self.kv_reads_issued - self.sizes.kv_landings
         after = (self.kv_reads[number],) if number >= 0 else ()
         self.kv_reads_issued += 1
         if any(other.layer == stage.layer and each == j for other, each, _ in self.kv_writes):
@@ -291,6 +278,8 @@ class AttentionTasks(WeightCopies):
     def _write_kv(self, stage: Stage, j: int, after: Issued) -> None:
         """Write what a step added, behind the next read: the disk would otherwise wait for attention to end."""
         self.kv_writes.append((stage, j, after))
+        if len(self.kv_writes) > 2:  # its reads came ahead: it would wait for all of the layer
+            self._write_all_kv(but=1)
 
     def _write_all_kv(self, *, but: int = 0) -> None:
         """Issue the writes that are due, all but the latest `but`."""

@@ -208,9 +208,11 @@ def kernels_lacking_for_model(scenario: Scenario, config: Mapping[str, Any]) -> 
         try:
             read_numerics(config, where="config.json")
         except InputError as error:
-            has, _, what = error.fact.partition("the runtime has ")
-            key = error.where.removeprefix("config.json: ")
-            lacking.append(f"no reading of its config.json ({key}: {error.fact})" if has or not what else what)
+            key, known = error.where.removeprefix("config.json: "), "the runtime has "
+            if error.fact.startswith(known):
+                lacking.append(error.fact.removeprefix(known))
+            else:
+                lacking.append(f"no reading of its config.json ({key}: {error.fact})")
     return list(dict.fromkeys(lacking))
 
 

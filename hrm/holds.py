@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hrm.affine import Number
+from hrm.full_cost import STAGING_BUFFER_BYTES
 from hrm.graph import Hold
-from hrm.memory import ActivationPieces, activation_pieces, kv_slot_bytes
+from hrm.memory import KV_LANDINGS, ActivationPieces, activation_pieces, kv_slot_bytes
 from hrm.points import prefill_choice
 from hrm.policy import Policy
 from hrm.prediction import memory_use
 from hrm.scenario import Scenario, Sizes, kv_capacity_bytes, kv_replicas, worst_prompt_tokens
 from hrm.trivial import cpu_only_memory
 
-__all__ = ["HoldSizes", "hold_sizes", "standing"]
+__all__ = ["HoldSizes", "held", "hold_sizes", "ring_share", "standing"]
 
 SLOTS, DENSE_SLOTS = "expert weight slots", "non-expert weight slots"
 ACTIVATIONS, KV_CACHE, KV_SLOTS = "activations", "KV cache", "KV slots"
@@ -40,8 +41,9 @@ class HoldSizes:
         KV cache of the whole batch by level, as full as it gets [byte].
     kv_slot : float
         One micro-batch's KV cache of one layer on the GPU [byte].
-    kv_landing : float
-        The part of it on disk, in CPU memory, as full as it gets: mean over the micro-batches [byte].
+    kv_landings : int
+        Buffers in CPU memory for what of it is read from disk, each as large as it gets: those the plan counts, and
+        more in the pinned ring, as far as weights leave it.
     waiting : float
         Hidden states of all prompts in CPU memory [byte].
     of_the_batch : float
@@ -54,7 +56,7 @@ class HoldSizes:
     decode: ActivationPieces
     kv_cache: Mapping[str, float]
     kv_slot: float
-    kv_landing: float
+    kv_landings: int
     waiting: float
     of_the_batch: float
     on_cpu: float
@@ -74,6 +76,7 @@ def hold_sizes(scenario: Scenario, sizes: Sizes, policy: Policy) -> HoldSizes:
     if policy.attention_on_gpu:
         mu, budget = float(policy.micro_batch_size), float(policy.micro_batch_token_budget)
         slot = (1.0 - policy.kv_on_gpu) * float(kv_slot_bytes(scenario, mu, budget))
+    landing = policy.kv_on_disk * capacity / (scenario.model.n_layers * policy.num_micro_batches)
     on_cpu = 0.0
     if policy.everything_on_cpu:
         on_cpu = cpu_only_memory(scenario, sizes, policy)["cpu"].terms[ACTIVATIONS]
@@ -103,7 +106,7 @@ def hold_sizes(scenario: Scenario, sizes: Sizes, policy: Policy) -> HoldSizes:
             "disk": policy.kv_on_disk * capacity,
         },
         kv_slot=slot,
-        kv_landing=policy.kv_on_disk * capacity / (scenario.model.n_layers * policy.num_micro_batches),
+        kv_landings=KV_LANDINGS + (int(STAGING_BUFFER_BYTES * (1.0 - ring_share(policy)) / landing) if landing else 0),
         waiting=float(worst_prompt_tokens(scenario, n)) * scenario.model.hidden_size * value,
         on_cpu=on_cpu,
         of_the_batch=n * row * (value + (value + 4.0 if ring else 0.0)),
@@ -117,6 +120,13 @@ def standing(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, floa
         level: sum(size for term, size in use.terms.items() if term not in TAKEN_BY_TASKS)
         for level, use in uses.items()
     }
+
+
+def ring_share(policy: Policy) -> float:
+    """Share of the pinned ring that weights pass: none, all, or half of it, KV cache from disk having the rest."""
+    if policy.pin_weights and policy.weights_on_disk <= 0:
+        return 0.0
+    return 0.5 if policy.kv_on_disk > 0 else 1.0
 
 
 def held(level: str, term: str, size: Number) -> tuple[Hold, ...]:

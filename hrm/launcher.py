@@ -10,7 +10,7 @@ from hrm.graph import Hold, Op, Operator
 from hrm.holds import ACTIVATIONS, WAITING, held
 from hrm.issuing import CPU, D2H, DISK, GPU, H2D, Issued, Stage
 from hrm.layout import POST_KERNELS
-from hrm.memory import PIPELINE_DEPTH
+from hrm.memory import KV_LANDINGS, PIPELINE_DEPTH
 from hrm.weight_copies import HEAD_BUFFERS
 
 __all__ = ["Launcher"]
@@ -248,9 +248,9 @@ class Launcher(AttentionTasks):
         layout, policy = self.layout, self.layout.policy
         off_gpu = 1.0 - policy.kv_on_gpu
         if off_gpu > 0:
-            after = (self.before_post[(stage, j)][0],)
+            after: tuple[Issued, ...] = (self.before_post[(stage, j)][0],)
             if policy.kv_on_disk > 0:  # two buffers in CPU memory for what waits to be written
-                after += tuple(self.shared.kv_written[-KV_LANDINGS:][: 1 - KV_LANDINGS])
+                after += tuple(self.shared.kv_written[-KV_LANDINGS : 1 - KV_LANDINGS])
             size = layout.kv_prompt_bytes()
             stored = self.add(
                 Op.STORE_KV,

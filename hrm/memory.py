@@ -62,6 +62,10 @@ PIPELINE_DEPTH = 3
 """Micro-batches whose QKV or attention results are in flight: two looked ahead, one in use (Algorithm 1)."""
 
 
+KV_LANDINGS = 2
+"""Micro-batches whose KV cache of one layer is in CPU memory on its way from or to the disk: in use, and the next."""
+
+
 def limit_bytes(profile: HardwareProfile) -> dict[str, float]:
     """Plannable bytes per level [byte]: usable GPU memory of all GPUs, CPU memory less the reserve, disk size."""
     return {
@@ -263,7 +267,13 @@ def pinned_terms(scenario: Scenario, batch: Batch, requests: Number) -> Terms:
 
 
 def cpu_terms(
-    scenario: Scenario, sizes: Sizes, batch: Batch, *, requests: Number, prefill_micro_batches: Number
+    scenario: Scenario,
+    sizes: Sizes,
+    batch: Batch,
+    *,
+    requests: Number,
+    prefill_micro_batches: Number,
+    prefill_tokens: Number,
 ) -> Terms:
     """CPU bytes at the peak [byte]: the end of prefill, when hidden states and the whole KV cache are there.
 
@@ -273,6 +283,8 @@ def cpu_terms(
         Requests of a micro-batch in decode.
     prefill_micro_batches : float or ndarray
         With more than one, the hidden states of all prompts wait in CPU memory.
+    prefill_tokens : float or ndarray
+        Prompt tokens of the fullest prefill micro-batch.
     """
     model, value = scenario.model, scenario.formats.activation_bytes
     n = batch.size
@@ -287,8 +299,11 @@ def cpu_terms(
         "KV cache": capacity - Affine.of(KV_ON_GPU) - Affine.of(KV_ON_DISK),
         "hidden states of all prompts": Affine(np.where(np.asarray(prefill_micro_batches) > 1, waiting, 0.0)),
     }
-    # One micro-batch's KV cache of a layer is in use while the next one is read.
-    terms["KV landing buffers"] = Affine.of(KV_ON_DISK, 2.0 / (model.n_layers * batch.micro_batches))
+    # One micro-batch's KV cache of a layer is in use while the next one is read; in prefill, instead, what prompts add
+    # to a layer is written while that of the next micro-batch arrives.
+    read = 1.0 / (model.n_layers * batch.micro_batches)
+    written = prefill_tokens * float(model.kv_bytes_per_token_per_layer(scenario.formats.kv)) / capacity
+    terms["KV landing buffers"] = Affine.of(KV_ON_DISK, KV_LANDINGS * np.maximum(read, written))
     if not batch.ffn_on_gpu:
         width = 2.0 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
         scratch = requests * (model.streamed_top_k * width * value) + dequantisation_bytes(scenario)

@@ -34,7 +34,7 @@ def check_file(path: Path, where: str) -> None:
     try:
         path.open("ab").close()
         if not there:
-            path.unlink()
+            path.resolve().unlink()  # what a link points to, not the link
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror or error}", where=where) from None
 

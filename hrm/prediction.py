@@ -244,7 +244,9 @@ def memory_by_phase(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[st
             prefill_micro_batches=n_p,
         ),
     }
-    host = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=n_p)
+    host = cpu_terms(
+        scenario, sizes, batch, requests=requests, prefill_micro_batches=n_p, prefill_tokens=prefill.tokens
+    )
     return {
         "gpu": [_use(terms, values, limits["gpu"], phase) for phase, terms in phases.items()],
         "cpu": [_use(host, values, limits["cpu"], "prefill")],

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hrm.attention_tasks import KV_LANDINGS
 from hrm.graph import Op, Phase
 from hrm.holds import ACTIVATIONS, SLOTS, held
 from hrm.issuing import GPU, H2D, Issued, Stage
 from hrm.launcher import Launcher
 from hrm.layout import POST_KERNELS, PageBytes
+from hrm.memory import KV_LANDINGS
 
 __all__ = ["RingLauncher"]
 
@@ -101,7 +101,7 @@ class RingLauncher(Launcher):
         """KV cache of the next stage from disk, as far as the pinned ring holds it, between the reads of experts."""
         if self.layout.policy.kv_on_disk <= 0:
             return
-        room = min(len(self.members(stage)), self._kv_landings() - KV_LANDINGS)
+        room = min(len(self.members(stage)), self.sizes.kv_landings - KV_LANDINGS)
         while len(self.read_ahead.setdefault(stage, {})) < room * share:
             j = len(self.read_ahead[stage])
             self.read_ahead[stage][j] = [self._read_cache(stage, j)]

@@ -159,7 +159,9 @@ def rows_of(
         prefill_micro_batches=parts,
     )
     rounding = rounding_bytes(scenario, sizes)  # of the share on the GPU, down: those rows then lie in CPU memory
-    cpu = cpu_terms(scenario, sizes, batch, requests=requests, prefill_micro_batches=parts)
+    cpu = cpu_terms(
+        scenario, sizes, batch, requests=requests, prefill_micro_batches=parts, prefill_tokens=prefill.tokens
+    )
     rows += [
         Row("gpu_memory_decode", _settle(total(gpu_decode.values()), point, sizes) - limits["gpu"], GB),
         Row("gpu_memory_prefill", _settle(total(gpu_prefill.values()), point, sizes) - limits["gpu"], GB),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hrm.full_cost import STAGING_BUFFER_BYTES
 from hrm.graph import Hold, Op
-from hrm.holds import DENSE_SLOTS, SLOTS, held
+from hrm.holds import DENSE_SLOTS, SLOTS, held, ring_share
 from hrm.issuing import DISK, H2D, PIN, Issued, Issuer, Stage
 from hrm.layout import PageBytes
 
@@ -80,14 +80,8 @@ class WeightCopies(Issuer):
     def _pieces_through_ring(self, size: PageBytes) -> int:
         """Pieces of the pinned ring that so many bytes take; those that are pinned in place do not pass it."""
         through = size.disk + (0.0 if self.layout.policy.pin_weights else size.cpu)
-        return max(1, math.ceil(through / (PIECE_BYTES * self._ring_share()) - 1e-9)) if through > 0 else 1
-
-    def _ring_share(self) -> float:
-        """Share of the pinned ring that weights pass: none, all, or half of it, KV cache from disk having the rest."""
-        policy = self.layout.policy
-        if policy.pin_weights and policy.weights_on_disk <= 0:
-            return 0.0
-        return 0.5 if policy.kv_on_disk > 0 else 1.0
+        share = ring_share(self.layout.policy)
+        return max(1, math.ceil(through / (PIECE_BYTES * share) - 1e-9)) if through > 0 else 1
 
     def _bring_piece(
         self, stage: Stage, page: int, size: PageBytes, free: tuple[Issued, ...], part: int | None = None

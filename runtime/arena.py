@@ -34,20 +34,23 @@ WEIGHT_TERMS = (
 
 
 class Arena:
-    """One level: terms with their planned bytes, and what was really reserved of each."""
+    """One level: terms with their planned bytes, and what was really reserved of each.
 
-    def __init__(self, level: str, terms: Mapping[str, float], peak: float) -> None:
-        self.level, self.planned, self.peak = level, dict(terms), peak
+    `rounding` is what whole requests and blocks add to the terms beyond the plan's peak [byte].
+    """
+
+    def __init__(self, level: str, terms: Mapping[str, float], peak: float, *, rounding: float = 0.0) -> None:
+        self.level, self.planned, self.peak, self.rounding = level, dict(terms), peak, rounding
         self.reserved: dict[str, int] = {}
         self.buffers: dict[str, int] = {}
 
     def reserve(self, term: str, size: int) -> None:
-        """Count a buffer against its term.
+        """Count a buffer against its term, and all of them against the peak of the level.
 
         Raises
         ------
         InputError
-            The plan has no such term on this level, or less of it than this takes.
+            The plan has no such term on this level, or less of it than this takes, or not for all at once.
         """
         if size <= 0:
             return
@@ -58,6 +61,15 @@ class Arena:
             raise InputError(
                 f"{term} would take {total / GIB:.4f} GiB of {self.level} memory, the plan foresees "
                 f"{planned / GIB:.4f} GiB",
+                where=f"{self.level} arena",
+                way_out=_way_out(term),
+            )
+        every = sum(self.reserved.values()) + size
+        slack = SLACK_BYTES * (sum(self.buffers.values()) + 1)
+        if every > (self.peak + self.rounding) * (1.0 + 1e-9) + slack:
+            raise InputError(
+                f"with {size / GIB:.4f} GiB for {term}, buffers would take {every / GIB:.4f} GiB of {self.level} "
+                f"memory, the plan's peak is {self.peak / GIB:.4f} GiB",
                 where=f"{self.level} arena",
                 way_out=_way_out(term),
             )

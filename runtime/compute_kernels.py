@@ -112,9 +112,8 @@ def attend_on_gpu(run: RunState, task: Task) -> None:
         there = run.index(j, tier)
         if len(there):
             number = run.bindings.numbers[(Op.LOAD_KV, "decode", task.id.step, layer, j)]
-            base = run.cache.base(tier, j) - (run.cache.span("cpu", j) if tier == "disk" else 0)
-            slot = run.cache.slots[number]
-            _attend_rows(run, task, slot, there.part, there.first_gpu - base, there.prompts_gpu, there.longest)
+            slot = run.cache.slot(number)
+            _attend_rows(run, task, slot, there.part, there.in_slot_gpu, there.prompts_gpu, there.longest)
 
 
 def _attend_rows(

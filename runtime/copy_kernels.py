@@ -219,7 +219,7 @@ def load_kv(run: RunState, task: Task) -> None:
     name = task.id
     j, layer = position_of(task)[1], name.layer
     number = run.bindings.numbers[(Op.LOAD_KV, "decode", name.step, layer, j)]
-    slot, span = run.cache.slots[number], run.cache.span("cpu", j)
+    slot = run.cache.slot(number)
     for tier in ("cpu", "disk"):
         there = run.index(j, tier)
         if not len(there):
@@ -228,15 +228,12 @@ def load_kv(run: RunState, task: Task) -> None:
         pool = run.landings[(name.step, layer, j)] if landing else run.cache.pools["cpu"].memory
         assert pool is not None
         source = pool if landing else pool[layer]
-        base = run.cache.base(tier, j)
-        for first, prompt in zip(there.first.tolist(), there.prompts.tolist(), strict=True):
-            low, high = first - base, first - base + prompt + name.step
-            place = (span if landing else 0) + low
-            begin = low if landing else first
+        base = run.cache.base(tier, j) if landing else 0
+        rows = zip(there.first.tolist(), there.prompts.tolist(), there.in_slot.tolist(), strict=True)
+        for first, prompt, place in rows:
+            begin, count = first - base, prompt + name.step
             for side in range(2):
-                slot[side, place : place + high - low].copy_(
-                    source[side, begin : begin + high - low], non_blocking=True
-                )
+                slot[side, place : place + count].copy_(source[side, begin : begin + count], non_blocking=True)
         if landing:
             _give_landing(run, task)
 
@@ -265,7 +262,8 @@ def store_kv(run: RunState, task: Task) -> Finish | None:
     for each in (k, v):
         run.hand_over(each)
     pool, disk, start = run.cache.pools["cpu"], run.cache.pools["disk"], 0
-    writes = []
+    landing, at = None, 0
+    writes: list[tuple[int, int, int]] = []
     for row, length in zip(run.rows(position), run.lengths(position), strict=True):
         sides = [each[start : start + length].to(run.cache.dtype) for each in (k, v)]
         first = pool.first.get(row)
@@ -274,10 +272,15 @@ def store_kv(run: RunState, task: Task) -> Finish | None:
             for side in range(2):
                 run.to_host(sides[side], pool.memory[layer, side, first : first + length])
         elif row in disk.first:
-            writes.append((row, 0, run.to_host(sides[0]), run.to_host(sides[1])))
+            if landing is None:
+                landing = run.cache.take_landing()
+            for side in range(2):
+                run.to_host(sides[side], landing[side, at : at + length])
+            writes.append((row, at, length))
+            at += run.cache.rows_on_disk(length)
         start += length
-    if writes:
-        run.disk_writes[("prefill", 0, layer, j)] = writes
+    if landing is not None:
+        run.prompt_writes[(layer, j)] = landing, writes
     return None
 
 
@@ -305,6 +308,13 @@ def _keep_decoded(run: RunState, task: Task, k: Tensor, v: Tensor) -> Finish:
 
 def write_disk(run: RunState, task: Task) -> None:
     """Write what a step, or a prompt, added to the KV cache on disk."""
+    if task.id.phase == "prefill":
+        landing, writes = run.prompt_writes.pop((task.id.layer, position_of(task)[1]), (None, []))
+        if landing is not None:
+            for row, first, length in writes:
+                run.cache.write_prompt(task.id.layer, row, landing, first, length)
+            run.cache.give_landing(landing)
+        return
     key = (task.id.phase, task.id.step, task.id.layer, position_of(task)[1])
     for row, position, k, v in run.disk_writes.pop(key, ()):
         run.cache.write_disk(task.id.layer, row, position, k, v)

@@ -34,14 +34,17 @@ def layer_bytes(one: Scenario, policy: Policy, device: Device) -> dict[str, floa
     else:
         phases = memory_by_phase(one, sizes, policy)
         found = {level: dict(uses[0].terms) for level, uses in phases.items()}
-        for use in phases["gpu"]:
-            for term, size in use.terms.items():  # no prefill is run, but its slots for weights are there
-                if term != "activations" and size > found["gpu"].get(term, 0.0):
-                    found["gpu"][term] = size
+        found["gpu"] = dict(next(use for use in phases["gpu"] if use.phase == "decode").terms)
+        for level, uses in phases.items():
+            for term, size in (item for use in uses for item in use.terms.items()):
+                if term != "activations":  # no prefill is run, but its slots for weights are there
+                    found[level][term] = max(size, found[level].get(term, 0.0))
     found["gpu"].pop("reserve", None)
     if not device.cuda:
         found["gpu"].pop("CUDA context", None)
         found["cpu"].pop("hidden states of all prompts", None)  # reserved for prefill, never written
+    if policy.pin_weights and not policy.weights_on_disk:
+        found["cpu"].pop("weight staging buffers", None)  # nothing passes them
     later = sum(found["cpu"].get(term, 0.0) for term in LATER_TERMS)
     table = max(sizes.embedding_bytes, sizes.lm_head_bytes)  # random ones are drawn here and then put in their place
     source = sizes.dense_bytes + max(0.0, table - later)

@@ -83,16 +83,20 @@ def project_qkv(
     x: Tensor, weights: dict[str, Tensor], heads: Heads, numerics: Numerics, rotary: Rotary, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, H, d], keys and values [T, G, d] of normalised x [T, h], turned to their positions [T]."""
-    found = [linear(x, weights[name], weights.get(f"{name}_bias")) for name in ("q", "k", "v")]
+    if "qkv" in weights and ("q_bias" in weights) == ("qkv_bias" in weights):
+        widths = [count * heads.width for count in (heads.query, heads.kv, heads.kv)]
+        found = list(torch.split(linear(x, weights["qkv"], weights.get("qkv_bias")), widths, dim=-1))
+    else:
+        found = [linear(x, weights[name], weights.get(f"{name}_bias")) for name in ("q", "k", "v")]
     if numerics.qk_norm == "full":
         found[:2] = [normalise(found[i], weights[name], numerics) for i, name in enumerate(("q_norm", "k_norm"))]
     if numerics.clip_qkv is not None:
         found = [each.clamp(-numerics.clip_qkv, numerics.clip_qkv) for each in found]
     counts = (heads.query, heads.kv, heads.kv)
-    q, k, v = (each.view(-1, count, heads.width) for each, count in zip(found, counts, strict=True))
+    q, k, v = (each.reshape(-1, count, heads.width) for each, count in zip(found, counts, strict=True))
     if numerics.qk_norm == "head":
         q, k = normalise(q, weights["q_norm"], numerics), normalise(k, weights["k_norm"], numerics)
-    return rotary.turn(q, positions), rotary.turn(k, positions), v
+    return rotary.turn(q, positions), rotary.turn(k, positions), v.contiguous()
 
 
 def route(x: Tensor, router: Tensor, top_k: int, numerics: Numerics) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """The C++ kernels of `runtime/native`: compiled at first use, for the machine at hand, and called through ctypes.
 
-Torch's own extension builder compiles them, keeps the result under `~/.cache/torch_extensions` (or
-`TORCH_EXTENSIONS_DIR`), builds anew when a source changes and lets one process build at a time. The kernels know
-nothing of torch: they take addresses and numbers, and ctypes lets other Python threads run meanwhile. Their OpenMP is
-the one that torch has loaded, so there is one pool of threads per calling thread, not two; ask for as many threads as
+Torch's own extension builder compiles them and keeps the result under `~/.cache/torch_extensions` (or
+`TORCH_EXTENSIONS_DIR`), one folder for each content of the sources. One process builds at a time, and one that is
+killed meanwhile leaves nothing that another would wait for or load. The kernels know nothing of torch: they take
+addresses and numbers, and ctypes lets other Python threads run meanwhile. Their OpenMP is the one that torch has
+loaded, so there is one pool of threads per calling thread, not two; ask for as many threads as
 `torch.get_num_threads()`, since a pool is torn down and made anew where two neighbouring regions differ.
 
 Without a compiler or ninja, or with the environment variable `HRM_NATIVE=0`, everything still works through torch,
@@ -13,13 +14,13 @@ slower.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import sysconfig
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +37,6 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 FOLDER = Path(__file__).with_name("native")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-Wno-psabi")
-STALE_LOCK_S = 600.0
-"""Age [s] from which a lock is one that a killed process left behind; a build takes some ten seconds."""
-
 TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
     "hrm_attend_decode": ("l", "pippilllpppiliiifli"),
@@ -79,36 +77,44 @@ def _build_or_say_why() -> ctypes.CDLL | None:
 def _build() -> ctypes.CDLL:
     from torch.utils import cpp_extension
 
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        raise RuntimeError("no C++ compiler found (c++, or the one that CXX names)")
-    name = f"hrm_kernels_{_machine()}"
+    sources = sorted(FOLDER.glob("*.cpp"))
+    name = f"hrm_kernels_{_machine()}_{_contents()}"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     folder = Path(root) / name
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / "lock"
-    if lock.exists() and time.time() - lock.stat().st_mtime > STALE_LOCK_S:
-        lock.unlink(missing_ok=True)
-    built = folder / f"{name}.so"
-    sources = sorted(FOLDER.glob("*.cpp"))
-    newest = max(path.stat().st_mtime for path in FOLDER.iterdir())
-    if not built.exists() or built.stat().st_mtime < newest:
-        say("compiling the CPU kernels, once on this machine")
-    with _ninja_in_path():
-        cpp_extension.load(
-            name=name,
-            sources=[str(path) for path in sources],
-            extra_cflags=list(FLAGS),
-            extra_ldflags=["-fopenmp"],
-            build_directory=str(folder),
-            is_python_module=False,
-            verbose=False,
-        )
+    built, complete = folder / f"{name}.so", folder / "complete"
+    with _alone(folder / "building"):
+        if not (complete.exists() and built.exists()):
+            if shutil.which(os.environ.get("CXX", "c++")) is None:
+                raise RuntimeError("no C++ compiler found (c++, or the one that CXX names)")
+            say("compiling the CPU kernels, once on this machine")
+            # Torch waits for ever for a lock that a killed process left behind; here no one else can be building.
+            (folder / "lock").unlink(missing_ok=True)
+            with _ninja_in_path():
+                cpp_extension.load(
+                    name=name,
+                    sources=[str(path) for path in sources],
+                    extra_cflags=list(FLAGS),
+                    extra_ldflags=["-fopenmp"],
+                    build_directory=str(folder),
+                    is_python_module=False,
+                    verbose=False,
+                )
+            complete.touch()  # a library that a killed process has half written is built anew
     library = ctypes.CDLL(str(built))
     for symbol, (result, arguments) in SIGNATURES.items():
         function = getattr(library, symbol)
         function.restype = None if result is None else TYPES[result]
         function.argtypes = [TYPES[letter] for letter in arguments]
     return library
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time; a lock of the kernel, which goes with the process that holds it, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager
@@ -120,6 +126,15 @@ def _ninja_in_path() -> Iterator[None]:
         yield
     finally:
         os.environ["PATH"] = before
+
+
+def _contents() -> str:
+    """A name for the sources and flags: checkouts of different versions share the folder of builds."""
+    found = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sorted(FOLDER.iterdir()):
+        if path.is_file():
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _machine() -> str:

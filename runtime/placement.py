@@ -13,7 +13,7 @@ from hrm.batching import MicroBatch, Request, fill_micro_batches
 from hrm.graph import Phase
 from hrm.policy import Policy
 
-__all__ = ["MicroBatchRows", "Placement", "place_batch"]
+__all__ = ["MicroBatchRows", "Placement", "most_on_disk", "place_batch", "rounding_requests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,12 @@ class Placement:
 
 
 def _spread(count: int, of: int, *, last: bool) -> list[int]:
-    """`count` places spread evenly over so many, the last or the first of each stretch."""
+    """`count` places spread evenly over so many, the last or the first of each stretch.
+
+    In a descending list the last ones add up to no more than their share of it, and the first ones to no less.
+    """
     if last:
-        return [(place + 1) * of // count - 1 for place in range(count)]
+        return [-(-(place + 1) * of // count) - 1 for place in range(count)]
     return [place * of // count for place in range(count)]
 
 
@@ -100,10 +103,40 @@ def _tiers(ordered: list[Request], gpu: int, disk: int) -> tuple[list[Request], 
     return on_gpu, [request for place, request in enumerate(rest) if place not in picked], on_disk
 
 
+def _none_on_cpu(policy: Policy) -> bool:
+    return policy.kv_on_disk > 0 and policy.kv_on_gpu + policy.kv_on_disk >= 1.0 - 1e-9
+
+
+def rounding_requests(policy: Policy) -> dict[str, float]:
+    """Longest requests of a micro-batch by which each level holds more than its share of the tokens at most.
+
+    Of the GPU's share less than one request is lost as their number is rounded down, and less than one as the shortest
+    of each stretch are taken: "slot" is what those add to its share off the GPU. What goes to disk is rounded to the
+    nearest, and the longest of each stretch.
+    """
+    lost = 2.0 if 0.0 < policy.kv_on_gpu < 1.0 else 0.0
+    disk = 0.0
+    if 0.0 < policy.kv_on_disk < 1.0:
+        disk = 2.0 if _none_on_cpu(policy) else 1.5 + lost / 2
+    cpu = 0.0 if _none_on_cpu(policy) else lost + 0.5 * (policy.kv_on_disk > 0)
+    return {"gpu": 0.0, "slot": lost, "cpu": cpu, "disk": disk}
+
+
+def most_on_disk(policy: Policy) -> int:
+    """Requests of a micro-batch whose KV cache is on disk, at most."""
+    size = policy.micro_batch_size
+    if policy.everything_on_cpu or policy.kv_on_disk <= 0:
+        return 0
+    if _none_on_cpu(policy):
+        return size - int(policy.kv_on_gpu * (size - 1) + 1e-6)
+    return min(size, round(policy.kv_on_disk * size))
+
+
 def place_batch(micro_batches: Sequence[MicroBatch], policy: Policy) -> Placement:
     """Place the requests of a batch.
 
-    r_c and the disk's share are realised as whole requests per micro-batch, as the policy counts them.
+    r_c and the disk's share are realised as whole requests per micro-batch: on the GPU never more than its share of the
+    tokens, elsewhere as many more as `rounding_requests` says.
 
     Parameters
     ----------
@@ -113,13 +146,12 @@ def place_batch(micro_batches: Sequence[MicroBatch], policy: Policy) -> Placemen
     """
     requests: list[Request] = []
     decode = []
-    mean = policy.batch_size / policy.num_micro_batches
     for part in micro_batches:
         ordered = sorted(part.requests, key=lambda request: (-request.tokens, request.index))
         size = len(ordered)
-        gpu = size if policy.kv_on_gpu >= 1.0 else min(size, policy.kv_requests_on_gpu)
-        disk = min(size - gpu, round(policy.kv_on_disk * mean))
-        if policy.kv_on_disk > 0 and policy.kv_on_gpu + policy.kv_on_disk >= 1.0 - 1e-9:
+        gpu = size if policy.kv_on_gpu >= 1.0 else min(policy.kv_requests_on_gpu, int(policy.kv_on_gpu * size + 1e-6))
+        disk = min(size - gpu, round(policy.kv_on_disk * size))
+        if _none_on_cpu(policy):
             disk = size - gpu
         if policy.everything_on_cpu:  # such plans have the whole cache in CPU memory
             disk = 0

@@ -14,6 +14,7 @@ from hrm.scenario import Scenario, measure_sizes
 from hrm.trivial import cpu_only_memory
 from runtime.device import Device
 from runtime.device_names import device_name, same_gpu
+from runtime.memory_watch import HOST_RESERVE_BYTES
 from runtime.run_watch import RunWatch
 from runtime.session import BatchRun
 
@@ -194,6 +195,7 @@ def _memory(ran: Ran) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         level: {
             "plan_bytes": planned[level],
+            "reserve_bytes": HOST_RESERVE_BYTES if level == "cpu" else 0,
             "loading_bytes": ran.loading.get(level),
             "running_bytes": ran.running.get(level),
         }
@@ -201,5 +203,6 @@ def _memory(ran: Ran) -> dict[str, dict[str, Any]]:
         if planned[level] > 0.0 or ran.running.get(level)
     }
     if ran.on_disk:
-        found["disk"] = {"plan_bytes": planned["disk"], "loading_bytes": None, "running_bytes": ran.on_disk}
+        none = {"reserve_bytes": 0, "loading_bytes": None}
+        found["disk"] = {"plan_bytes": planned["disk"], **none, "running_bytes": ran.on_disk}
     return found

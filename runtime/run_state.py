@@ -62,7 +62,7 @@ class Activations:
 class TierIndex:
     """Requests of a micro-batch on one level: `first` token rows and `prompts` lengths [n], int64, host and device.
 
-    `part` are their rows within the micro-batch.
+    `part` are their rows within the micro-batch; `in_slot` where they begin in a slot on the GPU, CPU memory's first.
     """
 
     part: slice
@@ -70,6 +70,8 @@ class TierIndex:
     prompts: Tensor
     first_gpu: Tensor
     prompts_gpu: Tensor
+    in_slot: Tensor
+    in_slot_gpu: Tensor
     longest: int
 
     def __len__(self) -> int:
@@ -103,6 +105,7 @@ class RunState:
     positions: dict[Position, Tensor] = field(default_factory=dict)  # of the compute lane
     new_kv: dict[tuple[Phase, int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     disk_writes: dict[tuple[Phase, int, int, int], list[tuple[int, int, Tensor, Tensor]]] = field(default_factory=dict)
+    prompt_writes: dict[tuple[int, int], tuple[Tensor, list[tuple[int, int, int]]]] = field(default_factory=dict)
     landings: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     best: dict[Position, tuple[Tensor, Tensor]] = field(default_factory=dict)
     kept: dict[Position, list[Tensor]] = field(default_factory=dict)
@@ -179,6 +182,9 @@ class RunState:
         lengths = [self.placement.requests[row].prompt_tokens for row in rows]
         first = torch.tensor([pool.first[row] for row in rows], dtype=torch.int64)
         prompts = torch.tensor(lengths, dtype=torch.int64)
+        tokens = [self.placement.requests[row].tokens for row in rows]
+        before = self.cache.span("cpu", micro_batch) if tier == "disk" else 0
+        in_slot = torch.tensor([before, *tokens], dtype=torch.int64).cumsum(0)[:-1]
         there = self.device.torch_device
         return TierIndex(
             slice(rows.start - part.first, rows.stop - part.first),
@@ -186,6 +192,8 @@ class RunState:
             prompts,
             first.to(there),
             prompts.to(there),
+            in_slot,
+            in_slot.to(there),
             max(lengths, default=0),
         )
 

@@ -19,12 +19,11 @@ from hrm.graph import Lane, LaneKind, Op, Task, TaskGraph, TaskId
 from hrm.layout import Layout
 from hrm.memory import PIPELINE_DEPTH
 from hrm.policy import Policy
-from hrm.prediction import memory_by_phase
-from hrm.scenario import Scenario, kv_capacity_bytes, truncated
+from hrm.scenario import Scenario, truncated
 from hrm.schedules import SCHEDULES, Steps, check_schedule, held_before, schedule_graph
 from hrm.trace import Trace
-from hrm.trivial import cpu_only_memory
-from runtime.arena import Arena, Arenas
+from runtime.arena import Arenas
+from runtime.arena_terms import make_arenas
 from runtime.batches import SizedBatch, cut_batches
 from runtime.bindings import RING_PIECES, as_load, bind_buffers
 from runtime.cuda_attention import kernel_works
@@ -231,7 +230,13 @@ class Session:
         )
         if cache.pools["disk"].tokens and self.kv_region is None:
             self.kv_region = cache.pools["disk"].offset
-        self._make_buffers(cache)
+        waits = len(placement.prefill) > 1 and not policy.everything_on_cpu and policy.weight_slots != "experts"
+        try:
+            self._reserve_rows(cache, waiting=waits)
+            self._make_buffers()
+        except BaseException:
+            cache.close(self.arenas)
+            raise
         length = self.scenario.workload.generation_length
         if self.rotary is None or self.rotary.positions < max(request.tokens for request in placement.requests):
             longest = max(request.tokens for request in placement.requests)
@@ -260,7 +265,7 @@ class Session:
             pinned_expert_out=self.buffers.get("expert_out", []),
             compute_stream=next((s for lane, s in self.streams.items() if lane.kind is LaneKind.GPU), None),
         )
-        if len(placement.prefill) > 1 and not policy.everything_on_cpu and policy.weight_slots != "experts":
+        if waits:
             self._make_waiting(state)
         if self.device.cuda:  # made here, whole, as several lanes read them
             for j in range(len(placement.decode)):
@@ -269,6 +274,15 @@ class Session:
             for kind in (self.dtype, cache.dtype):  # checked before the first task is timed
                 kernel_works(state.hidden.device, kind, model.head_dim)
         return state
+
+    def _reserve_rows(self, cache: KvCache, *, waiting: bool) -> None:
+        """Hidden states of all requests on the GPU, and of all prompts where they wait in CPU memory."""
+        row, requests = self.scenario.model.hidden_size * self.dtype.itemsize, cache.placement.requests
+        if not self.policy.everything_on_cpu:
+            cache.reserve("gpu", "hidden states of the batch", len(requests) * row)
+        if waiting:
+            prompts = sum(request.prompt_tokens for request in requests)
+            cache.reserve("cpu", "hidden states of all prompts", prompts * row)
 
     def _make_waiting(self, state: RunState) -> None:
         """Room in CPU memory for the hidden states of all prompts between two layers."""
@@ -280,27 +294,30 @@ class Session:
             state.waiting[j] = every[start : start + count]
             start += count
 
-    def _make_buffers(self, cache: KvCache) -> None:
+    def _make_buffers(self) -> None:
         """Page-locked buffers, made once for all batches."""
         if self.buffers or self.policy.everything_on_cpu:
             return
         model, most = self.scenario.model, self.policy.micro_batch_size
         width = model.head_dim
 
-        def pinned(values: int, shape: tuple[int, ...], count: int = PIPELINE_DEPTH) -> list[Tensor]:
-            return [
-                self.device.pinned_bytes(values * self.dtype.itemsize).view(self.dtype).view(shape)
-                for _ in range(count)
-            ]
+        def pinned(term: str, values: int, shape: tuple[int, ...]) -> list[Tensor]:
+            found = []
+            for _ in range(PIPELINE_DEPTH):
+                self.arenas["cpu"].reserve(term, values * self.dtype.itemsize)
+                found.append(self.device.pinned_bytes(values * self.dtype.itemsize).view(self.dtype).view(shape))
+            return found
 
-        self.buffers["made"] = []
+        made: dict[str, list[Tensor]] = {"made": []}
         if not self.policy.attention_on_gpu:
-            values = most * (model.n_heads + 2 * model.n_kv_heads) * width
-            self.buffers["qkv"] = pinned(values, (-1,))
-            self.buffers["results"] = pinned(most * model.n_heads * width, (most, -1))
+            term, values = "QKV and hidden-state buffers", most * (model.n_heads + 2 * model.n_kv_heads) * width
+            made["qkv"] = pinned(term, values, (-1,))
+            made["results"] = pinned(term, most * model.n_heads * width, (most, -1))
         if not self.policy.ffn_on_gpu:
+            term, values = "expert input and output buffers", most * model.hidden_size
             for name in ("expert_in", "expert_out"):
-                self.buffers[name] = pinned(most * model.hidden_size, (most, model.hidden_size))
+                made[name] = pinned(term, values, (most, model.hidden_size))
+        self.buffers = made
 
     def run_steps(self, state: RunState, steps: Steps) -> Piece:
         """Run a range of steps of a batch."""
@@ -339,30 +356,6 @@ class Session:
             arena.release(term, arena.reserved.get(term, 0))
             arena.reserve(term, RING_PIECES * largest)
             self.store.ring = [self.device.pinned_bytes(wanted) for _ in range(RING_PIECES)]
-
-
-def make_arenas(scenario: Scenario, policy: Policy, layout: Layout) -> Arenas:
-    """Arenas with the plan's own terms; on disk only the whole counts."""
-    sizes = layout.sizes
-    if policy.everything_on_cpu:
-        uses = {level: [use] for level, use in cpu_only_memory(scenario, sizes, policy).items()}
-    else:
-        uses = memory_by_phase(scenario, sizes, policy)
-    longest = scenario.workload.max_request_tokens * scenario.model.n_layers
-    whole = policy.num_micro_batches * longest * scenario.model.kv_bytes_per_token_per_layer(scenario.formats.kv)
-    levels = {}
-    for level, phases in uses.items():
-        terms: dict[str, float] = {}
-        for use in phases:
-            for term, size in use.terms.items():
-                terms[term] = max(terms.get(term, 0.0), size)
-        if terms.get("KV cache", 0.0) > 0:
-            terms["KV cache"] += whole  # shares of a micro-batch are realised in whole requests
-        if level == "disk":
-            terms["expert weights"] = terms.get("expert weights", 0.0) + layout.num_layers * 2**16
-            terms["KV cache"] = float(kv_capacity_bytes(scenario, sizes, float(policy.batch_size)))
-        levels[level] = Arena(level, terms, max(use.peak_bytes for use in phases))
-    return Arenas(levels, {})
 
 
 def open_session(

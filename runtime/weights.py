@@ -6,6 +6,7 @@ disk, and of the layer's other weights, each cut into the same number of equal p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,11 +43,21 @@ class DenseShape:
         width = torch.empty(0, dtype=dtype).element_size()
         found = {}
         for name, (first, shape) in self.places.items():
-            count = 1
-            for side in shape:
-                count *= side
+            count = math.prod(shape)
             found[name] = flat[first : first + count * width].view(dtype).view(shape)
+        for suffix in ("", "_bias"):  # one product for the three, where they lie one after the other
+            parts = [f"{name}{suffix}" for name in ("q", "k", "v")]
+            if all(name in self.places for name in parts) and self._adjoin(parts, width):
+                rows = sum(self.places[name][1][0] for name in parts)
+                first, shape = self.places[parts[0]]
+                size = rows * (shape[1] if len(shape) > 1 else 1) * width
+                found[f"qkv{suffix}"] = flat[first : first + size].view(dtype).view(rows, *shape[1:])
         return found
+
+    def _adjoin(self, names: list[str], width: int) -> bool:
+        """Whether these lie one after the other without a gap."""
+        ends = [first + math.prod(shape) * width for first, shape in (self.places[name] for name in names)]
+        return [self.places[name][0] for name in names[1:]] == ends[:-1]
 
 
 @dataclass(slots=True)
@@ -87,6 +98,7 @@ class WeightStore:
     head_buffers: list[Tensor] = field(default_factory=list)
     ring: list[Tensor] = field(default_factory=list)
     landings: list[Tensor] = field(default_factory=list)
+    _dense: dict[tuple[int, int | None], dict[str, Tensor]] = field(default_factory=dict)
 
     @property
     def row_bytes(self) -> int:
@@ -104,11 +116,14 @@ class WeightStore:
 
     def dense(self, layer: int, slot: int | None) -> dict[str, Tensor]:
         """A layer's other weights where they are computed with."""
-        flat = self.dense_gpu[layer]
-        if flat is None:
-            flat = self.dense_host[layer] if slot is None else self.dense_slots[slot]
-        assert flat is not None
-        return self.shapes[layer].views(flat, self.dtype)
+        found = self._dense.get((layer, slot))
+        if found is None:
+            flat = self.dense_gpu[layer]
+            if flat is None:
+                flat = self.dense_host[layer] if slot is None else self.dense_slots[slot]
+            assert flat is not None
+            found = self._dense[(layer, slot)] = self.shapes[layer].views(flat, self.dtype)
+        return found
 
     def segments(self, layer: int, tier: Tier, packed: Tensor | None) -> list[Segment]:
         """Experts of a level, each with its rows [n, 3, h], in a buffer that holds all of that level's."""
@@ -235,8 +250,9 @@ def _load_dense(store: WeightStore, source: WeightSource, layer: int, device: De
     on_gpu = policy.dense_weights_on_gpu and not policy.everything_on_cpu
     arenas["gpu" if on_gpu else "cpu"].reserve("non-expert weights", size)
     flat = device.gpu_bytes(size) if on_gpu else device.host_bytes(size)
-    for name, view in shape.views(flat, store.dtype).items():
-        view.copy_(tensors[name])
+    views = shape.views(flat, store.dtype)
+    for name, tensor in tensors.items():
+        views[name].copy_(tensor)
     if on_gpu:
         store.dense_gpu[layer] = flat
     else:

@@ -242,8 +242,9 @@ def _cpu(model: ModelSpec, formats: Formats, policy: Policy, need: Demands) -> d
     ring = policy.weight_slots == "experts"
     if policy.prefill_micro_batch_size < policy.batch_size and not ring:  # layer by layer: they wait for each other
         terms["hidden states of all prompts"] = need.batch_prompt_tokens * model.hidden_size * value
-    whole_kv = policy.kv_on_disk * need.batch_kv_bytes
-    terms["two micro-batches' KV from disk"] = 2.0 * whole_kv / (model.n_layers * policy.num_micro_batches)
+    read = need.batch_kv_bytes / (model.n_layers * policy.num_micro_batches)
+    written = need.prefill_tokens * _token_bytes(model, formats)  # of a layer that keeps all of it
+    terms["two micro-batches' KV from or to disk"] = 2.0 * policy.kv_on_disk * max(read, written)
     if not policy.attention_on_gpu:  # page-locked, so rounded up
         rows = _power_of_two(requests * before * value) + _power_of_two(requests * after * value)
         terms["QKV and results"] = float(IN_FLIGHT * rows)

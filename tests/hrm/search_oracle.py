@@ -168,7 +168,12 @@ class Oracle:
             )
             held.append((line(total(terms.values())), limits["gpu"]))
         host = cpu_terms(
-            scenario, sizes, batch, requests=points.micro_batch, prefill_micro_batches=1.0 + zero if ring else n_p
+            scenario,
+            sizes,
+            batch,
+            requests=points.micro_batch,
+            prefill_micro_batches=1.0 + zero if ring else n_p,
+            prefill_tokens=fullest.tokens,
         )
         held.append((line(total(host.values())), limits["cpu"]))
         if scenario.profile.disk is not None:

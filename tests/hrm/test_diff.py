@@ -356,9 +356,15 @@ def test_the_screen_says_what_is_paced_and_fits(width: int) -> None:
         "1.250~",
         "* paced: tasks on GPU last as long as they are told to, which says nothing of accuracy; ~ in part",
         "2 tasks on 1 lane not paced: emulated / simulated 1.167",
+        "! emulated: a CPU stood in for the GPU, so its seconds, and ratios to them, say nothing of a GPU",
         "emulated: order kept on 2 lanes, 3 dependencies respected, within 2 us",
     ):
         assert words in text, words
+
+
+def test_only_of_an_emulated_trace_is_said_that_it_says_nothing_of_a_gpu() -> None:
+    assert "say nothing of a GPU" not in screen_of(FOUND, 120)
+    assert "say nothing of a GPU" in screen_of(diff_documents(EMULATION, SIMULATION), 120)
 
 
 def test_of_many_layers_those_that_differ_most_are_shown() -> None:

@@ -143,9 +143,7 @@ def test_what_only_the_config_says_counts_too(config: dict[str, Any], lacks: str
 def test_weights_of_another_size_than_the_arithmetic_cannot_be_kept(
     checkpoint: str, weights: str | None, compute: str, lacks: str, plan: Plan
 ) -> None:
-    model = replace(
-        plan.scenario.model, checkpoint_dtype=checkpoint, expert_dtype=checkpoint, linear_dtype=checkpoint
-    )
+    model = replace(plan.scenario.model, checkpoint_dtype=checkpoint, expert_dtype=checkpoint, linear_dtype=checkpoint)
     stored = replace(plan, scenario=replace(plan.scenario, model=model))
     execution = on(with_formats(stored, weights=weights, compute=compute), host())
     assert execution.supported == (not lacks)
@@ -168,9 +166,7 @@ def test_every_part_of_the_weights_counts(part: str, plan: Plan) -> None:
         (("--weights-dtype", "int4", "--compute-dtype", "fp32"), "weights fp32 instead of int4 and bf16"),
     ],
 )
-def test_the_nearest_plan_has_weights_of_the_size_of_the_arithmetic(
-    options: tuple[str, ...], difference: str
-) -> None:
+def test_the_nearest_plan_has_weights_of_the_size_of_the_arithmetic(options: tuple[str, ...], difference: str) -> None:
     lengths = ("--requests", "16", "--gen-len", "4", "--prompt-len", "32")
     found = run("plan", "--hw", "l4", "--model", "olmoe", *lengths, *options, "--json").document
     assert not found["executable"]["supported"]

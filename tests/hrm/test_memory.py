@@ -47,10 +47,22 @@ def at(terms: Terms, values: dict[str, float]) -> dict[str, float]:
     return {name: float(term.at(RESIDENT | values)) for name, term in terms.items()}
 
 
-def cpu(scenario: Scenario | None = None, parts: float = 2.0, attention: bool = True, ffn: bool = True, **values: Any):  # type: ignore[no-untyped-def]
+def cpu(  # type: ignore[no-untyped-def]
+    scenario: Scenario | None = None,
+    parts: float = 2.0,
+    tokens: float = 12.0,
+    attention: bool = True,
+    ffn: bool = True,
+    **values: Any,
+):
     scenario = scenario or tiny_scenario()
     terms = memory.cpu_terms(
-        scenario, measure_sizes(scenario), batch_of(attention, ffn), requests=2.0, prefill_micro_batches=parts
+        scenario,
+        measure_sizes(scenario),
+        batch_of(attention, ffn),
+        requests=2.0,
+        prefill_micro_batches=parts,
+        prefill_tokens=tokens,
     )
     return at(terms, values)
 
@@ -198,6 +210,13 @@ def test_cpu_holds_what_is_not_elsewhere() -> None:
 
 def test_nothing_waits_in_cpu_memory_with_one_prefill_micro_batch() -> None:
     assert cpu(parts=1.0)["hidden states of all prompts"] == 0.0
+
+
+def test_landing_buffers_hold_what_a_large_prefill_micro_batch_writes() -> None:
+    """Half of 1280 byte on disk: two reads in decode are 2 x 640 / (2 x 2); 12 tokens of 16 byte are less, 24 more."""
+    assert cpu(tokens=12.0, **{fc.KV_ON_DISK: 640.0})["KV landing buffers"] == 320.0
+    assert cpu(tokens=24.0, **{fc.KV_ON_DISK: 640.0})["KV landing buffers"] == pytest.approx(2 * 24 * 16 / 2)
+    assert cpu(tokens=24.0)["KV landing buffers"] == 0.0
 
 
 def test_pinned_buffers_are_rounded_up_to_powers_of_two() -> None:

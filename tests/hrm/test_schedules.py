@@ -256,6 +256,82 @@ def test_the_disk_writes_what_a_step_added_behind_the_next_reads_and_before_it_i
     assert sum(op is Op.WRITE_DISK for op, *_ in lane) == 2 * 2 * 3
 
 
+def started_without(graph: TaskGraph, stuck: int) -> set[int]:
+    """Tasks that start though one never ends: those that neither wait for it nor follow such a task on their lane."""
+    held, lanes = {stuck}, {graph.tasks[stuck].lane}
+    for number in range(stuck + 1, len(graph)):
+        task = graph.tasks[number]
+        if task.lane in lanes or held.intersection(graph.before[number]):
+            held.add(number)
+            lanes.add(task.lane)
+    return set(range(len(graph))) - held | {stuck}
+
+
+def most_between(graph: TaskGraph, pairs: list[tuple[int, int]]) -> int:
+    """Most buffers in use at once, whichever lane is slow: each from the start of one task to the end of another."""
+    return max(
+        sum(first in started for first, _ in pairs[place:])
+        for place, (_, last) in enumerate(pairs)
+        for started in [started_without(graph, last)]
+    )
+
+
+DISK_CASES = {
+    "cgopipe": {},
+    "s2": {},
+    "s3": {},
+    "s4": {"attention_on_gpu": True},
+    "serial": {},
+    "experts of a ring": {"weight_slots": "experts", "ring_experts": 3, "weights_on_disk": 0.5},
+    "a ring, attention on the GPU": {"weight_slots": "experts", "ring_experts": 3, "attention_on_gpu": True},
+}
+
+
+def graph_with_disk(name: str, **changes: Any) -> TaskGraph:
+    policy = policy_of(num_micro_batches=4, kv_on_disk=0.5, **(DISK_CASES[name] | changes))
+    schedule = name if name in SCHEDULES else "s4" if policy.attention_on_gpu else "cgopipe"
+    layout = Layout(tiny_scenario(profile=tiny_profile(disk=True)), policy)
+    return schedule_graph(layout, schedule, Steps(prefill=True, first=0, last=3))
+
+
+@pytest.mark.parametrize("prefill", [1, 2, 8])
+@pytest.mark.parametrize("name", DISK_CASES)
+def test_however_slow_the_disk_little_waits_in_cpu_memory_to_be_written(name: str, prefill: int) -> None:
+    """Prompts: two micro-batches' KV cache, as the plan counts; of steps one token each in a few positions."""
+    graph = graph_with_disk(name, prefill_micro_batch_size=prefill)
+    number = {task.id: place for place, task in enumerate(graph.tasks)}
+    pairs: dict[str, list[tuple[int, int]]] = {"prefill": [], "decode": []}
+    for task in graph.tasks:
+        if task.id.op is Op.WRITE_DISK:
+            source = next(other for other in task.after if other.op in (Op.STORE_KV, Op.ATTENTION))
+            pairs[task.id.phase].append((number[source], number[task.id]))
+    assert len(pairs["prefill"]) == 2 * 8 // prefill
+    assert len(pairs["decode"]) == 3 * 2 * 4
+    assert most_between(graph, pairs["prefill"]) == (1 if name == "serial" else 2)
+    few = {"serial": 2, "s4": 5, "experts of a ring": 4, "a ring, attention on the GPU": 6}.get(name, 3)
+    assert most_between(graph, pairs["decode"]) == few
+
+
+@pytest.mark.parametrize("name", DISK_CASES)
+def test_no_more_is_read_from_disk_than_landing_buffers_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, and as many more as the pinned ring has room for: of 160 byte each, four, or two where weights have half."""
+    for ring, most in ((0.0, 2), (640.0, 4 if name == "experts of a ring" else 6)):
+        monkeypatch.setattr("hrm.holds.STAGING_BUFFER_BYTES", ring)
+        graph = graph_with_disk(name)
+        number = {task.id: place for place, task in enumerate(graph.tasks)}
+        readers = {
+            read: number[task.id]
+            for task in graph.tasks
+            for read in task.after
+            if read.op is Op.READ_DISK and read.micro_batch is not None and task.id.op in (Op.ATTENTION, Op.LOAD_KV)
+        }
+        pairs = [(number[read], reader) for read, reader in readers.items()]
+        assert len(pairs) == 3 * 2 * 4
+        found = most_between(graph, pairs)
+        assert found <= most
+        assert found == most or ring or name == "serial"
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "fact", "way_out"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from cases import (
@@ -26,7 +27,7 @@ from hrm.errors import InputError
 from hrm.graph import Hold
 from hrm.units import GIB
 from runtime.arena import SLACK_BYTES, Arena, Arenas
-from runtime.session import make_arenas
+from runtime.arena_terms import make_arenas
 
 FOLDER = model_folder("mixtral")
 
@@ -55,6 +56,22 @@ def test_alignment_of_each_buffer_is_not_held_against_it() -> None:
     arena.reserve("expert weights", SLACK_BYTES)
     with pytest.raises(InputError, match="expert weights"):
         arena.reserve("expert weights", SLACK_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("term", "way_out"),
+    [
+        ("KV cache", "a plan for these requests"),
+        ("activations", "a plan for these requests"),
+        ("expert weights", "the plan was made for other formats or layers: hrm plan for this checkpoint"),
+        ("non-expert weights", "the plan was made for other formats or layers"),
+        ("embedding", "the plan was made for other formats or layers"),
+    ],
+)
+def test_the_way_out_is_that_of_the_term(term: str, way_out: str) -> None:
+    with pytest.raises(InputError) as raised:
+        Arena("GPU", {term: 1e6}, 1e12).reserve(term, 2_000_000)
+    assert raised.value.way_out.startswith(way_out)
 
 
 def test_a_term_the_plan_does_not_have_is_refused() -> None:
@@ -129,20 +146,44 @@ def test_shares_that_are_not_those_of_the_plan_do_not_fit() -> None:
 
 # What is reserved is what the plan counts
 
+EXACT = (
+    "KV cache",
+    "KV slots",
+    "KV landing buffers",
+    "hidden states of all prompts",
+    "hidden states of the batch",
+    "QKV and hidden-state buffers",
+    "expert input and output buffers",
+)
+"""Terms of requests, which hold what is reserved without any slack."""
+
+
+KEPT = ("weight staging buffers", "QKV and hidden-state buffers", "expert input and output buffers")
+
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_every_buffer_is_one_of_the_plans_and_the_cache_is_given_back(case: Case) -> None:
     session = open_tiny(FOLDER, case)
     loaded = {level: dict(arena.reserved) for level, arena in session.arenas.levels.items()}
-    run_session(session)
+    reserve = Arena.reserve
+
+    def reserved(self: Arena, term: str, size: int) -> None:
+        reserve(self, term, size)
+        if term in EXACT:
+            assert self.reserved.get(term, 0) <= self.planned.get(term, 0.0) * (1 + 1e-9), (self.level, term)
+
+    with mock.patch.object(Arena, "reserve", reserved):
+        run_session(session)
     for level, arena in session.arenas.levels.items():
         known = {term for term, size in arena.planned.items() if size > 0}
         assert {term for term, size in arena.reserved.items() if size > 200} <= known  # the last norm is 128 byte
-        for term in ("KV cache", "KV slots"):
+        for term in ("KV cache", "KV slots", "KV landing buffers"):
             assert arena.reserved.get(term, 0) == 0
+        assert arena.buffers == {} or min(arena.buffers.values()) >= 0
         left = {term: size for term, size in arena.reserved.items() if size}
-        left.pop("weight staging buffers", None)  # made when the first piece wants it, kept for the next batch
+        for term in KEPT:  # made for the first batch
+            left.pop(term, None)
         assert left == loaded[level]
     if session.disk is not None:
         session.disk.close()
@@ -169,8 +210,14 @@ def test_the_cache_has_room_for_every_token_of_a_batch() -> None:
     arena = make_arenas(scenario_of(FOLDER), case.policy, layout_of(FOLDER, case))["cpu"]
     worst = max(sum((LENGTHS * 2)[first : first + 6]) for first in range(len(LENGTHS))) + 6 * GENERATED
     token = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width, fp32
-    slack = 3 * LONGEST * token  # a whole request of each micro-batch, as shares are whole requests
-    assert arena.planned["KV cache"] == worst * token + slack
+    assert arena.planned["KV cache"] == worst * token
+    shared = Case("cgopipe", policy_of(kv_on_gpu=0.25, kv_on_disk=0.5))
+    levels = make_arenas(scenario_of(FOLDER), shared.policy, layout_of(FOLDER, shared)).levels
+    quarter, whole = worst * token / 4, 3 * LONGEST * token  # the longest request of each micro-batch
+    assert levels["gpu"].planned["KV cache"] == quarter  # whole requests, rounded down
+    assert levels["cpu"].planned["KV cache"] == quarter + 2.5 * whole
+    blocks = 3 * 3 * 2 * 4096  # one request in each of three micro-batches, three layers, keys and values
+    assert levels["disk"].planned["KV cache"] == 2 * quarter + 2.5 * whole + blocks
 
 
 def test_a_later_batch_may_have_more_on_disk_than_the_first() -> None:

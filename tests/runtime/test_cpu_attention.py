@@ -187,6 +187,17 @@ def test_what_does_not_go_together_is_an_error(way: str, q: Tensor, keys: Tensor
         attend_decode(q, keys, keys, *rows, torch.zeros_like(q), scale=1.0, window=None, threads=1)
 
 
+@pytest.mark.parametrize("which", ["first", "lengths"])
+@pytest.mark.parametrize(
+    "wrong", [torch.tensor([0]), torch.tensor([1, 1, 1]), torch.tensor([[1, 1]]), torch.tensor([1, 1]).int()]
+)
+def test_first_and_lengths_are_each_checked_alone(way: str, which: str, wrong: Tensor) -> None:
+    rows = {"first": torch.tensor([0, 0]), "lengths": torch.tensor([1, 1])} | {which: wrong}
+    q, keys = torch.zeros(2, 2, 8), torch.zeros(10, 2, 8)
+    with pytest.raises(ValueError, match=r"^first and lengths must be int64 \[2\]$"):
+        attend_decode(q, keys, keys, rows["first"], rows["lengths"], q, scale=1.0, window=None, threads=1)
+
+
 # The library
 
 

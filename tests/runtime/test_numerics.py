@@ -205,7 +205,11 @@ def test_rope_scalings_without_a_kernel_are_named(kind: str) -> None:
         ("dbrx", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "ffn_config.ffn_act_fn.name: the runtime has no"),
         ("dbrx", {"ffn_config": {"uniform_expert_assignment": True}}, "uniform_expert_assignment: the runtime has no"),
         ("llama", {"mlp_bias": True}, "mlp_bias: the runtime has no kernel for an MLP with biases (false)"),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: the runtime has no kernel for a rotation of part of a head (1)"),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor: the runtime has no kernel for a rotation of part of a head (1)",
+        ),
         ("mixtral", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "a rope of its own for each kind"),
         ("llama", {"rope_parameters": {"rope_theta": 1.0}}, "rope_scaling: rope_parameters is there too"),
         ("llama", {"rope_scaling": "linear"}, "rope_scaling: 'linear' is not an object"),

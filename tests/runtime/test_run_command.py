@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_measured_figures_belong_together(document: dict[str, Any]) -> None:
     for use in document["lanes"].values():
         assert 0 < use["prefill_s"] + use["decode_s"] <= seconds
         assert use["utilisation"] == pytest.approx((use["prefill_s"] + use["decode_s"]) / seconds)
+
+
+def test_staging_buffers_that_nothing_passes_are_accounted_for(model: Path, tmp_path: Path) -> None:
+    for option, said in (("--pin-weights", True), ("--no-pin-weights", False)):
+        notes = document_of(make_plan(tmp_path, model, option), "--model-dir", model)["notes"]
+        assert any(note.startswith("0.50 GiB of the plan's CPU memory are staging buffers") for note in notes) is said
+
+
+def test_experts_of_random_weights_are_chosen_evenly_only_by_random_prompts(plan: Path, tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "one.jsonl", {"a": (7, 7)})
+    random = ("run", plan, "--device", "cpu", "--random-weights")
+    assert "tokens mean nothing, and experts are chosen nearly evenly." in run(*random).out
+    told = run(*random, "--prompt-ids", file).out
+    assert "tokens mean nothing." in told and "evenly" not in told
 
 
 def test_part_of_the_layers_is_predicted_as_simulate_predicts_it(plan: Path, model: Path) -> None:
@@ -345,6 +360,8 @@ def test_what_has_no_kernel_is_refused(model: Path, tmp_path: Path) -> None:
         (("--disk-dir", "nowhere"), "--disk-dir: nowhere: no such folder"),
         (("-o", "nowhere/out.jsonl"), "--output: nowhere/out.jsonl: its folder does not exist"),
         (("--trace", "nowhere/t.json"), "--trace: nowhere/t.json: its folder does not exist"),
+        (("-o", "/proc/x.jsonl"), "--output: /proc/x.jsonl: cannot be written: "),
+        (("--trace", "/proc/x.json"), "--trace: /proc/x.json: cannot be written: "),
         (("--trace", "t.json", "--steps", 9), "--steps: 9 of 5 decode steps"),
     ],
 )
@@ -354,6 +371,16 @@ def test_a_wrong_option_is_refused_before_anything_is_loaded(
     with mock.patch("runtime.run_command.open_session") as opened:
         assert refused("run", plan, "--model-dir", model, *options).startswith(said)
     opened.assert_not_called()
+
+
+def test_tokens_that_cannot_be_written_in_the_end_are_kept_elsewhere(plan: Path, model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    with mock.patch.object(tempfile, "tempdir", str(tmp_path)):
+        said = refused("run", plan, "--device", "cpu", "--model-dir", model, "-o", "/dev/full", "--trace", trace)
+    found = re.fullmatch(r"--output: /dev/full: cannot be written any more: .* \(the tokens are in (.*)\)", said)
+    assert found is not None, said
+    assert len(tokens_in(Path(found[1]))) == REQUESTS
+    assert read_trace(trace).trace.kind == "emulated"
 
 
 def test_files_are_not_written_over_each_other(plan: Path, model: Path, tmp_path: Path) -> None:
@@ -434,13 +461,17 @@ def test_an_interrupted_run_ends_cleanly(plan: Path, model: Path) -> None:
     assert (done.code, done.out, done.err) == (130, "", "hrm: interrupted\n")
 
 
-def test_without_torch_the_command_says_what_installs_it(plan: Path) -> None:
-    with mock.patch.dict("sys.modules", {"runtime.run_command": None}):
-        missing = ModuleNotFoundError("No module named 'torch'", name="torch")
-        with mock.patch("builtins.__import__", side_effect=_failing_import("runtime.run_command", missing)):
-            assert (
-                refused("run", plan, "--random-weights") == "hrm run: torch is not installed (pip install '.[runtime]')"
-            )
+@pytest.mark.parametrize(
+    ("module", "command", "options"),
+    [("run_command", "hrm run", ("--random-weights",)), ("layer_command", "hrm validate layer", ())],
+)
+def test_without_torch_the_command_says_what_installs_it(
+    plan: Path, module: str, command: str, options: tuple[str, ...]
+) -> None:
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    with mock.patch("builtins.__import__", side_effect=_failing_import(f"runtime.{module}", missing)):
+        said = refused(*command.split()[1:], plan, *options)
+    assert said == f"{command}: torch is not installed (pip install '.[runtime]')"
 
 
 def _failing_import(name: str, error: Exception) -> Callable[..., Any]:
