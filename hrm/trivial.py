@@ -147,8 +147,9 @@ def _cpu_only(scenario: Scenario, sizes: Sizes, rates: Rates, grid: Grid, max_se
     row = scenario.model.hidden_size * sizes.expert_bytes / scenario.model.streamed_expert_parameters
     # Of what goes to disk two layers are in memory at a time. Whole rows, of the three matrices together.
     freed = sizes.streamed_layers - LANDING_LAYERS
-    rows = np.ceil(missing / freed / row) + 3.0 if freed > 0 else np.inf
-    share = np.where(missing > 0, rows * row / sizes.layer_expert_bytes, 0.0)
+    rows = np.ceil(missing / max(freed, 1) / row) + 3.0
+    needed = rows * row / sizes.layer_expert_bytes if freed > 0 else 2.0  # more than there is
+    share = np.where(missing > 0, needed, 0.0)
     on_disk = share * sizes.streamed_bytes
     fits = (share <= 1.0) & (on_disk <= limits["disk"])
     decode = _cpu_lanes(scenario, sizes, rates, sizes_tried, 1.0, on_disk, prefill=False)

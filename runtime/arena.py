@@ -36,11 +36,14 @@ WEIGHT_TERMS = (
 class Arena:
     """One level: terms with their planned bytes, and what was really reserved of each.
 
-    `rounding` is what whole requests and blocks add to the terms beyond the plan's peak [byte].
+    `rounding` is what whole requests and blocks can add to terms of the plan, which does not count it [byte].
     """
 
-    def __init__(self, level: str, terms: Mapping[str, float], peak: float, *, rounding: float = 0.0) -> None:
-        self.level, self.planned, self.peak, self.rounding = level, dict(terms), peak, rounding
+    def __init__(
+        self, level: str, terms: Mapping[str, float], peak: float, rounding: Mapping[str, float] | None = None
+    ) -> None:
+        self.level, self.planned, self.peak = level, dict(terms), peak
+        self.rounding = dict(rounding or {})
         self.reserved: dict[str, int] = {}
         self.buffers: dict[str, int] = {}
 
@@ -57,7 +60,7 @@ class Arena:
         total = self.reserved.get(term, 0) + size
         count = self.buffers.get(term, 0) + 1
         planned = self.planned.get(term, 0.0)
-        if total > planned * (1.0 + 1e-9) + SLACK_BYTES * count:
+        if total > (planned + self.rounding.get(term, 0.0)) * (1.0 + 1e-9) + SLACK_BYTES * count:
             raise InputError(
                 f"{term} would take {total / GIB:.4f} GiB of {self.level} memory, the plan foresees "
                 f"{planned / GIB:.4f} GiB",
@@ -66,7 +69,7 @@ class Arena:
             )
         every = sum(self.reserved.values()) + size
         slack = SLACK_BYTES * (sum(self.buffers.values()) + 1)
-        if every > (self.peak + self.rounding) * (1.0 + 1e-9) + slack:
+        if every > (self.peak + sum(self.rounding.values())) * (1.0 + 1e-9) + slack:
             raise InputError(
                 f"with {size / GIB:.4f} GiB for {term}, buffers would take {every / GIB:.4f} GiB of {self.level} "
                 f"memory, the plan's peak is {self.peak / GIB:.4f} GiB",

@@ -37,10 +37,8 @@ def make_arenas(scenario: Scenario, policy: Policy, layout: Layout) -> Arenas:
         for use in phases:
             for term, size in use.terms.items():
                 terms[term] = max(terms.get(term, 0.0), size)
-        added = _added(scenario, policy, layout, level, terms)
-        terms |= {term: terms.get(term, 0.0) + size for term, size in added.items()}
         peak = max(use.peak_bytes for use in phases)
-        levels[level] = Arena(level, terms, peak, rounding=sum(added.values()))
+        levels[level] = Arena(level, terms, peak, _added(scenario, policy, layout, level, terms))
     return Arenas(levels, {})
 
 

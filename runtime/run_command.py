@@ -141,6 +141,8 @@ def run_saved_plan(
         )
         running = memory.take()
         notes += _unused_staging(session)
+        if session.disk is not None and session.disk.remark:
+            notes += (f"{session.disk.remark}.",)
     except (RuntimeError, MemoryError) as error:
         raise _explain(error, job) from error
     finally:

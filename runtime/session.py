@@ -112,6 +112,7 @@ class Session:
     one_layer: bool = False
     score: Score = greedy
     kv_region: int | None = None
+    ring_bytes: int = 0
     buffers: dict[str, list[Tensor]] = field(default_factory=dict)
     rotary: Rotary | None = None
 
@@ -301,23 +302,26 @@ class Session:
         model, most = self.scenario.model, self.policy.micro_batch_size
         width = model.head_dim
 
-        def pinned(term: str, values: int, shape: tuple[int, ...]) -> list[Tensor]:
-            found = []
-            for _ in range(PIPELINE_DEPTH):
-                self.arenas["cpu"].reserve(term, values * self.dtype.itemsize)
-                found.append(self.device.pinned_bytes(values * self.dtype.itemsize).view(self.dtype).view(shape))
-            return found
-
-        made: dict[str, list[Tensor]] = {"made": []}
+        qkv, result, row = (model.n_heads + 2 * model.n_kv_heads) * width, model.n_heads * width, model.hidden_size
+        wanted: dict[str, dict[str, tuple[int, tuple[int, ...]]]] = {}  # by term: values and shape of each buffer
         if not self.policy.attention_on_gpu:
-            term, values = "QKV and hidden-state buffers", most * (model.n_heads + 2 * model.n_kv_heads) * width
-            made["qkv"] = pinned(term, values, (-1,))
-            made["results"] = pinned(term, most * model.n_heads * width, (most, -1))
+            shapes = {"qkv": (most * qkv, (-1,)), "results": (most * result, (most, -1))}
+            wanted["QKV and hidden-state buffers"] = shapes
         if not self.policy.ffn_on_gpu:
-            term, values = "expert input and output buffers", most * model.hidden_size
-            for name in ("expert_in", "expert_out"):
-                made[name] = pinned(term, values, (most, model.hidden_size))
-        self.buffers = made
+            wanted["expert input and output buffers"] = dict.fromkeys(
+                ("expert_in", "expert_out"), (most * row, (most, row))
+            )
+        for term, buffers in wanted.items():
+            if term not in self.arenas["cpu"].reserved:
+                values = sum(count for count, _ in buffers.values())
+                self.arenas["cpu"].reserve(term, PIPELINE_DEPTH * values * self.dtype.itemsize)
+        self.buffers["made"] = []
+        for buffers in wanted.values():
+            for name, (count, shape) in buffers.items():
+                self.buffers[name] = [
+                    self.device.pinned_bytes(count * self.dtype.itemsize).view(self.dtype).view(shape)
+                    for _ in range(PIPELINE_DEPTH)
+                ]
 
     def run_steps(self, state: RunState, steps: Steps) -> Piece:
         """Run a range of steps of a batch."""
@@ -353,8 +357,10 @@ class Session:
         wanted = largest + 4 * BLOCK + 4 * self.store.row_bytes  # pieces end at whole rows and blocks
         if not self.store.ring or self.store.ring[0].numel() < wanted:
             arena, term = self.arenas["cpu"], "weight staging buffers"
-            arena.release(term, arena.reserved.get(term, 0))
+            arena.release(term, self.ring_bytes)
+            self.ring_bytes = 0
             arena.reserve(term, RING_PIECES * largest)
+            self.ring_bytes = RING_PIECES * largest
             self.store.ring = [self.device.pinned_bytes(wanted) for _ in range(RING_PIECES)]
 
 

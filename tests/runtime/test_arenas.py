@@ -171,7 +171,8 @@ def test_every_buffer_is_one_of_the_plans_and_the_cache_is_given_back(case: Case
     def reserved(self: Arena, term: str, size: int) -> None:
         reserve(self, term, size)
         if term in EXACT:
-            assert self.reserved.get(term, 0) <= self.planned.get(term, 0.0) * (1 + 1e-9), (self.level, term)
+            foreseen = self.planned.get(term, 0.0) + self.rounding.get(term, 0.0)
+            assert self.reserved.get(term, 0) <= foreseen * (1 + 1e-9), (self.level, term)
 
     with mock.patch.object(Arena, "reserve", reserved):
         run_session(session)
@@ -210,14 +211,53 @@ def test_the_cache_has_room_for_every_token_of_a_batch() -> None:
     arena = make_arenas(scenario_of(FOLDER), case.policy, layout_of(FOLDER, case))["cpu"]
     worst = max(sum((LENGTHS * 2)[first : first + 6]) for first in range(len(LENGTHS))) + 6 * GENERATED
     token = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, width, fp32
-    assert arena.planned["KV cache"] == worst * token
+    assert (arena.planned["KV cache"], arena.rounding) == (worst * token, {})
     shared = Case("cgopipe", policy_of(kv_on_gpu=0.25, kv_on_disk=0.5))
     levels = make_arenas(scenario_of(FOLDER), shared.policy, layout_of(FOLDER, shared)).levels
-    quarter, whole = worst * token / 4, 3 * LONGEST * token  # the longest request of each micro-batch
-    assert levels["gpu"].planned["KV cache"] == quarter  # whole requests, rounded down
-    assert levels["cpu"].planned["KV cache"] == quarter + 2.5 * whole
-    blocks = 3 * 3 * 2 * 4096  # one request in each of three micro-batches, three layers, keys and values
-    assert levels["disk"].planned["KV cache"] == 2 * quarter + 2.5 * whole + blocks
+    planned = {level: levels[level].planned["KV cache"] for level in levels}
+    assert planned == {"gpu": worst * token / 4, "cpu": worst * token / 4, "disk": worst * token / 2}
+    whole, blocks = 3 * LONGEST * token, 3 * 3 * 2 * 4096  # a request of each micro-batch: the longest; ends of blocks
+    assert "KV cache" not in levels["gpu"].rounding  # whole requests, rounded down
+    assert levels["cpu"].rounding["KV cache"] == 2.5 * whole
+    assert levels["disk"].rounding["KV cache"] == 2.5 * whole + blocks
+
+
+def test_buffers_that_fit_one_by_one_are_refused_where_they_do_not_together() -> None:
+    """Terms of two phases: each is in the plan, both at once are not."""
+    arena = Arena("gpu", {"expert weight slots": 6e9, "KV slots": 6e9}, 8e9, {"KV slots": 1e9})
+    arena.reserve("expert weight slots", 6_000_000_000)
+    arena.reserve("KV slots", 3_000_000_000)
+    with pytest.raises(InputError) as raised:
+        arena.reserve("KV slots", 10**6)
+    assert str(raised.value).startswith(
+        "gpu arena: with 0.0009 GiB for KV slots, buffers would take 8.3828 GiB of gpu memory, the plan's peak is "
+        "7.4506 GiB"
+    )
+    assert arena.reserved["KV slots"] == 3_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms"),
+    [
+        ({}, {"hidden states of all prompts": 1000, "QKV and hidden-state buffers": 1}),
+        ({"ffn_on_gpu": False}, {"expert input and output buffers": 1}),
+        ({"kv_on_disk": 1.0}, {"KV landing buffers": 1}),
+    ],
+)
+def test_every_buffer_in_cpu_memory_is_refused_where_the_plan_lacks_it(
+    changes: dict[str, Any], terms: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.arena.SLACK_BYTES", 0)
+    session = open_tiny(FOLDER, Case("cgopipe", policy_of(**changes)))
+    arena = session.arenas["cpu"]
+    for term in terms:
+        planned = arena.planned
+        arena.planned = planned | {term: planned[term] / 1e3}
+        arena.rounding, kept = {}, arena.rounding
+        with pytest.raises(InputError, match=f"{term} would take"):
+            run_session(session)
+        arena.planned, arena.rounding = planned, kept
+    assert run_session(session).tokens
 
 
 def test_a_later_batch_may_have_more_on_disk_than_the_first() -> None:
