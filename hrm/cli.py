@@ -272,11 +272,11 @@ def run_plan(
     json_: Json = False,
 ) -> None:
     """Run a plan with real tensors, on a CUDA GPU or emulated, and set it beside its prediction."""
-    with _runtime_for("hrm run"):
+    with Progress(json_, "starting torch"), _runtime_for("hrm run"):
         from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
 
-    with Progress(json_) as tell:
+    with Progress(json_, "reading the plan") as tell:
         document = run_saved_plan(
             plan_file,
             model_dir=model_dir,
@@ -643,12 +643,12 @@ def validate_layer(
     from hrm.layer_report import check_trace_folder, layer_document, print_layer, save_layer_traces
     from simulator.layer_price import price_steps
 
-    with _runtime_for("hrm validate layer"):
+    with Progress(json_, "starting torch"), _runtime_for("hrm validate layer"):
         from runtime.layer_command import measure_layer
 
     if trace is not None:
         check_trace_folder(trace)
-    with Progress(json_) as tell:
+    with Progress(json_, "reading the plan") as tell:
         found = measure_layer(plan_file, schedule=schedule, device=device, repeats=repeats, seed=seed, tell=tell)
         run = found.run
         graph, predicted, simulated = price_steps(run.scenario, found.policy, found.schedule, run.steps)

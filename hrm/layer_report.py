@@ -296,7 +296,7 @@ def print_layer(document: Mapping[str, Any], console: Console) -> None:
         shown = "-" if latency[ratio] is None else f"{latency[ratio]:.2f}"
         table.add_row(label, f"{latency[key] * 1e3:.3f}", shown)
     console.print(table)
-    lanes = Table(box=None, pad_edge=False, title="seconds of a layer by lane [ms]", title_justify="left")
+    lanes = Table(box=None, pad_edge=False, title="milliseconds of a layer, by lane", title_justify="left")
     for heading in ("lane", "predicted", "measured", "measured / predicted"):
         lanes.add_column(heading, justify="left" if heading == "lane" else "right")
     for row in document["lanes"]:

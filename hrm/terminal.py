@@ -73,17 +73,25 @@ def forget_unwritten() -> None:
 
 
 class Progress:
-    """A line on stderr while something is solved; nothing where stderr is no terminal."""
+    """A line on stderr while something takes its time; nothing where stderr is no terminal.
 
-    def __init__(self, quiet: bool) -> None:
+    Parameters
+    ----------
+    quiet : bool
+        Say nothing at all.
+    text : str
+        What is done until the one who does it says more.
+    """
+
+    def __init__(self, quiet: bool, text: str = "searching policies") -> None:
         self._status: Any = None
-        self._quiet = quiet
+        self._quiet, self._text = quiet, text
 
     def __enter__(self) -> Any:
         if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("searching policies")
+            self._status = Console(stderr=True).status(self._text)
             self._status.start()
             return self._status.update
         return None

@@ -315,7 +315,6 @@ class Session:
             if term not in self.arenas["cpu"].reserved:
                 values = sum(count for count, _ in buffers.values())
                 self.arenas["cpu"].reserve(term, PIPELINE_DEPTH * values * self.dtype.itemsize)
-        self.buffers["made"] = []
         for buffers in wanted.values():
             for name, (count, shape) in buffers.items():
                 self.buffers[name] = [

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, reference_generate, save_tiny
+from tiny_policies import EVERYTHING_ON_CPU
 from torch import Tensor
 
 from hrm.cost import Formats
@@ -36,21 +37,6 @@ from runtime.session import BatchRun, Session, open_session
 GENERATED = 5
 LENGTHS = (5, 1, 12, 3, 7, 2, 9, 4, 1, 6)
 LONGEST = max(LENGTHS) + GENERATED
-
-EVERYTHING_ON_CPU: dict[str, Any] = {
-    "everything_on_cpu": True,
-    "attention_on_gpu": False,
-    "ffn_on_gpu": False,
-    "weights_on_gpu": 0.0,
-    "kv_on_gpu": 0.0,
-    "kv_on_disk": 0.0,
-    "weight_slots": 2,
-    "ring_experts": 0,
-    "dense_weights_on_gpu": False,
-    "embedding_on_gpu": False,
-    "lm_head_on_gpu": False,
-    "pin_weights": False,
-}
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "s4": {"attention_on_gpu": True},

@@ -73,16 +73,6 @@ def check(
     assert (out.double() - wanted).abs().max().item() <= 2 * ROUNDING[dtypes[2]] * max(1.0, wanted.abs().max().item())
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the compiled kernels where they can be had, and without."""
-    if request.param == "torch":
-        monkeypatch.setenv("HRM_NATIVE", "0")
-    elif open_library() is None:
-        pytest.skip("no compiler here")
-    return str(request.param)
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "heads", [(32, 8, 128), (4, 2, 8), (6, 6, 16), (7, 1, 96), (14, 2, 80), (3, 1, 13), (8, 2, 256)]

@@ -17,19 +17,9 @@ from torch import Tensor
 from runtime import cpu_experts, cpu_linear
 from runtime.cpu_experts import MOST_VISITS, Routing, apply_experts
 from runtime.cpu_linear import linear
-from runtime.native_library import DTYPES, open_library
+from runtime.native_library import DTYPES
 
 Segments = list[tuple[int, Tensor]]
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the compiled kernels where they can be had, and without."""
-    if request.param == "torch":
-        monkeypatch.setenv("HRM_NATIVE", "0")
-    elif open_library() is None:
-        pytest.skip("no compiler here")
-    return str(request.param)
 
 
 def answer_in_float64(x: Tensor, segments: Segments, visits: list[list[int]], weights: list[list[float]]) -> Tensor:
