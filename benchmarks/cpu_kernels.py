@@ -202,21 +202,27 @@ def measure_all(machine: Machine, dtypes: Sequence[torch.dtype], is_quick: bool)
 
 
 def measure_crossover(machine: Machine, dtypes: Sequence[torch.dtype]) -> Iterator[dict[str, object]]:
-    """Fastest times of the kernel and of torch for ever more tokens: which is faster when nothing comes between."""
-    for dtype, tokens in itertools.product(dtypes, (16, 32, 48, 64, 96, 128, 192, 256)):
+    """Fastest times of each way for ever more tokens: which is fastest when nothing comes between."""
+    can_group = cpu_experts.takes_many
+    # What the limits of `runtime.cpu_experts` and `runtime.cpu_linear` are set to, so that all goes one way.
+    ways = {"streaming": (1 << 30, True), "side by side": (0, True), "torch": (0, False)}
+    for dtype, tokens in itertools.product(dtypes, (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)):
         segments, routing = draw_experts(2, 1024, 3584, dtype), visit_all(tokens, 2)
         w = segments[0][1].view(-1, 1024)
         x, out = torch.randn(tokens, 1024).to(dtype), torch.zeros(tokens, 1024)
         found: dict[str, list[float]] = {}
         for _ in range(REPEATS):
-            for by, most in (("kernel", 1 << 30), ("torch", 0)):
-                cpu_experts.MOST_VISITS[dtype] = cpu_linear.MOST_TOKENS[dtype] = most
+            for by, (most, grouped) in ways.items():
+                cpu_experts.MOST_VISITS[dtype] = cpu_experts.MOST_STREAMED = most
+                cpu_experts.takes_many = can_group if grouped else lambda *_: False
                 began = time.perf_counter()
                 apply_experts(x, segments, routing, out, threads=machine.threads)
-                between = time.perf_counter()
+                found.setdefault(f"experts {by} [ms]", []).append((time.perf_counter() - began) * 1e3)
+            for by, most in (("kernel", 1 << 30), ("torch", 0)):
+                cpu_linear.MOST_TOKENS[dtype] = most
+                began = time.perf_counter()
                 cpu_linear.linear(x, w, None, machine.threads)
-                found.setdefault(f"experts by {by} [ms]", []).append((between - began) * 1e3)
-                found.setdefault(f"linear by {by} [ms]", []).append((time.perf_counter() - between) * 1e3)
+                found.setdefault(f"linear by {by} [ms]", []).append((time.perf_counter() - began) * 1e3)
         yield {"dtype": NAMES[dtype], "tokens": tokens, **{name: min(ms) for name, ms in found.items()}}
 
 

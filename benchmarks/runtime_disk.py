@@ -23,7 +23,7 @@ from benchmarks.random_mixtral import BATCH, PROMPT, save_model
 __all__ = ["measure"]
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATED = 8
+GENERATED = 16
 TRIED = 2
 """Tokens of the first runs of accelerate, which say what it does fastest: what is offloaded, and how experts run."""
 

@@ -7,6 +7,7 @@ side by side and runs on all GPUs since Maxwell (T4 included); where it fails it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -38,41 +39,37 @@ def attend_prompts(
     windowed = window is not None and window < max(lengths)
     if _on_gpu(q) and kernel_works(q.device, q.dtype, q.shape[-1], windowed=windowed):
         return attend_prompts_ragged(q, k, v, lengths, scale=scale, window=window)
-    out = torch.empty_like(q)
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    alike: dict[int, list[int]] = {}
-    for number, length in enumerate(lengths):
-        alike.setdefault(length, []).append(number)
-    for length, members in alike.items():  # prompts of one length in one call
-        rows = torch.cat([torch.arange(starts[number], starts[number] + length, device=q.device) for number in members])
-        sides = [
-            (each if len(alike) == 1 else each[rows]).view(len(members), length, -1, q.shape[-1]).transpose(1, 2)
-            for each in (q, k, v)
-        ]
-        if sides[0].dtype == torch.float16 and not _on_gpu(q):
-            sides = [side.float() for side in sides]
-        mask = None
-        if window is not None and window < length:
-            place = torch.arange(length, device=q.device)
-            distance = place[:, None] - place[None, :]
-            mask = (distance >= 0) & (distance < window)
-        found = F.scaled_dot_product_attention(
-            sides[0],
-            sides[1],
-            sides[2],
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=sides[0].shape[1] != sides[1].shape[1],
-        )
-        found = found.transpose(1, 2).reshape(-1, *q.shape[1:]).to(q.dtype)
-        if len(alike) == 1:
-            out = found
-        else:
-            out[rows] = found
-    return out.reshape(q.shape[0], -1)
+    if len(set(lengths)) == 1:
+        return _attend_alike(q, k, v, lengths[0], scale, window).reshape(q.shape[0], -1)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    start = 0
+    for length, members in groupby(lengths):  # neighbours of one length in one call, where they lie
+        part = slice(start, start + length * len(list(members)))
+        out[part] = _attend_alike(q[part], k[part], v[part], length, scale, window)
+        start = part.stop
+    return out.view(q.shape[0], -1)
+
+
+def _attend_alike(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, window: int | None) -> Tensor:
+    """Prompts of one length: queries [n * length, H, d], and as much."""
+    sides = [each.view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v)]  # [n, heads, length, d]
+    if q.dtype == torch.float16 and not _on_gpu(q):
+        sides = [side.float() for side in sides]
+    mask = None
+    if window is not None and window < length:
+        place = torch.arange(length, device=q.device)
+        distance = place[:, None] - place[None, :]
+        mask = (distance >= 0) & (distance < window)
+    found = F.scaled_dot_product_attention(
+        sides[0],
+        sides[1],
+        sides[2],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return found.transpose(1, 2).reshape(q.shape).to(q.dtype)
 
 
 def _on_gpu(tensor: Tensor) -> bool:

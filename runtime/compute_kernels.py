@@ -12,9 +12,10 @@ from torch import Tensor
 from hrm.graph import Op, Task
 from runtime.attention import attend_cache, attend_prompts
 from runtime.bindings import StageKey
-from runtime.experts import Routing, apply_segments, group_visits, join_routings
-from runtime.layers import linear, mlp, normalise, project_qkv, route, shared_expert
-from runtime.run_state import Position, RunState
+from runtime.experts import Routing, apply_segments, join_routings
+from runtime.kv_cache import Pool
+from runtime.layers import find_best, linear, mlp, normalise, project_qkv, put_rows, route, shared_expert
+from runtime.run_state import Position, RunState, greedy
 from runtime.threads import lane_threads
 
 __all__ = [
@@ -86,10 +87,12 @@ def start_layer(run: RunState, task: Task) -> None:
     found = run.at(position)
     found.qkv = project_qkv(x, weights, run.heads, run.numerics, run.rotary, _positions(run, task))
     if task.id.phase == "decode" and run.layout.policy.attention_on_gpu and run.layout.policy.kv_on_gpu < 1.0:
-        run.new_kv[("decode", task.id.step, stage.layer, position[1])] = found.qkv[1], found.qkv[2]
-    found.attended = torch.empty(
-        (x.shape[0], run.heads.query * run.heads.width), dtype=x.dtype, device=run.device.torch_device
-    )
+        k, v = found.qkv[1:]
+        run.new_kv[("decode", task.id.step, stage.layer, position[1])] = k.contiguous(), v.contiguous()
+    if task.id.phase == "decode":
+        found.attended = torch.empty(
+            (x.shape[0], run.heads.query * run.heads.width), dtype=x.dtype, device=run.device.torch_device
+        )
 
 
 def attend_on_gpu(run: RunState, task: Task) -> None:
@@ -146,20 +149,34 @@ def _attend_prompts(run: RunState, task: Task) -> None:
     found, lengths = run.at(position), run.lengths(position)
     assert found.qkv is not None
     q, k, v = found.qkv
+    pool = run.cache.pools["cpu" if run.layout.policy.everything_on_cpu else "gpu"]
+    places, sources = _prompt_places(run, position, pool)
+    if len(places):
+        assert pool.memory is not None
+        put_rows(k, v, pool.memory[layer], places, sources)
+    if sources is not None:
+        # Copies: parts of one tensor would keep the queries, and rows of tokens that lie apart are copied slowly.
+        run.new_kv[("prefill", 0, layer, position[1])] = k.contiguous(), v.contiguous()
     found.attended = attend_prompts(q, k, v, lengths, scale=run.numerics.attention_scale, window=run.window(layer))
-    home = "cpu" if run.layout.policy.everything_on_cpu else "gpu"
-    pool, leaves, start = run.cache.pools[home], False, 0
-    for row, length in zip(run.rows(position), lengths, strict=True):
-        first = pool.first.get(row)
-        if first is None:
-            leaves = True
-        else:
-            assert pool.memory is not None
-            pool.memory[layer, 0, first : first + length].copy_(k[start : start + length])
-            pool.memory[layer, 1, first : first + length].copy_(v[start : start + length])
-        start += length
-    if leaves:
-        run.new_kv[("prefill", 0, layer, position[1])] = k, v
+
+
+def _prompt_places(run: RunState, position: Position, pool: Pool) -> tuple[Tensor, Tensor | None]:
+    """Rows of a pool where tokens of prompts belong, and which tokens these are; None: all of the micro-batch."""
+    kept = run.prompt_places.get(position)
+    if kept is None:
+        places, sources, start = [], [], 0
+        lengths = run.lengths(position)
+        for row, length in zip(run.rows(position), lengths, strict=True):
+            first = pool.first.get(row)
+            if first is not None:
+                places.append(torch.arange(first, first + length))
+                sources.append(torch.arange(start, start + length))
+            start += length
+        rows, tokens = (torch.cat([torch.empty(0, dtype=torch.int64), *each]) for each in (places, sources))
+        there = run.device.torch_device
+        kept = rows.to(there), None if len(tokens) == start else tokens.to(there)
+        run.prompt_places[position] = kept
+    return kept
 
 
 def attend_on_cpu(run: RunState, task: Task) -> None:
@@ -243,11 +260,12 @@ def finish_layer(run: RunState, task: Task) -> None:
 def _route(run: RunState, x: Tensor, weights: dict[str, Tensor]) -> Routing:
     model = run.layout.scenario.model
     if "router" not in weights:  # a dense model: its MLP is the one expert of all tokens
-        experts = torch.zeros((x.shape[0], 1), dtype=torch.int64, device=x.device)
-        chances = torch.ones((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    else:
-        experts, chances = route(x, weights["router"], model.top_k, run.numerics)
-    return group_visits(experts, chances, model.streamed_experts)
+        return Routing(
+            order=torch.arange(len(x), device=x.device),
+            starts=[0, len(x)],
+            weights=torch.ones(len(x), dtype=torch.float32, device=x.device),
+        )
+    return route(x, weights["router"], model.top_k, run.numerics)
 
 
 def compute_experts_on_gpu(run: RunState, task: Task) -> None:
@@ -323,9 +341,11 @@ def give_logits(run: RunState, task: Task) -> None:
         stage = StageKey(name.phase, name.step, name.layer, run.stage(name).group)
         flat = run.store.head_buffers[run.bindings.heads[(stage, piece)]]
         head = flat[: (high - low) * head.shape[1] * head.element_size()].view(head.dtype).view(high - low, -1)
-    logits = linear(x, head).float()  # [B, rows of this piece]
+    logits = linear(x, head)  # [B, rows of this piece]
+    if run.keep_logits is not None or run.score is not greedy:
+        logits = logits.float()
     column = 0 if name.phase == "prefill" else name.step + 1
-    value, token = run.score(logits, run.rows(position), column, low).max(dim=-1)
+    value, token = find_best(run.score(logits, run.rows(position), column, low))
     token = token + low
     if low > 0:  # of all pieces but the last only the best token so far is kept
         before, earlier = run.best[position]

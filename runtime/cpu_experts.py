@@ -1,8 +1,9 @@
 """Experts on the CPU, from the packed rows in which they lie in host memory.
 
 An expert's answer is a sum over its rows i: silu(x . w1_i) * (x . w3_i) * w2_i. Rows are packed as (w1_i, w3_i, w2_i),
-so segments of an expert may lie in different places. Where few tokens visit an expert, the compiled kernel streams
-its rows once, in the order in which they lie; where many do, matrix products of torch are faster.
+so segments of an expert may lie in different places. Where few tokens visit an expert, a compiled kernel streams its
+rows once, in the order in which they lie. Where many do, another one takes the tokens side by side, in bf16 on
+processors that multiply it; elsewhere matrix products of torch are faster.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ from torch import Tensor
 
 from runtime.native_library import DTYPES, open_library
 
-__all__ = ["Routing", "apply_experts"]
+__all__ = ["Routing", "apply_experts", "takes_many"]
 
 MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
 """Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On the one
 machine measured (Zen 5, two cores) bf16 crossed at about 64; the others had not at 256, so 128 is a cautious choice."""
+
+MOST_STREAMED = 20
+MOST_STREAMED_OF_MANY, MANY_TOKENS = 8, 512
+"""The same where the kernel for many visits can do the work: 20 where few tokens are there at all; among so many
+tokens 8, as the streaming kernel keeps sums for each (on the same machine)."""
 
 ROWS_AT_A_TIME = 2048
 """Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""
@@ -87,7 +93,11 @@ def apply_experts(
     if problem:
         raise ValueError(problem)
     library = open_library()
-    most = 0 if library is None else MOST_VISITS[visited[0][1].dtype]
+    grouped = library is not None and takes_many(library, x, visited[0][1])
+    if grouped:
+        most = MOST_STREAMED if len(x) < MANY_TOKENS else MOST_STREAMED_OF_MANY
+    else:
+        most = 0 if library is None else MOST_VISITS[visited[0][1].dtype]
     few = [each for each in visited if starts[each[0] + 1] - starts[each[0]] <= most]
     many: defaultdict[int, list[Tensor]] = defaultdict(list)
     for expert, rows in visited:
@@ -96,8 +106,17 @@ def apply_experts(
     if few and library is not None:
         _stream(library, x, few, routing, out, threads)
     for expert, pieces in many.items():
-        here = slice(starts[expert], starts[expert + 1])
-        _multiply(x, pieces, routing.order[here], routing.weights[here], out)
+        for start in range(starts[expert], starts[expert + 1], VISITS_AT_A_TIME):
+            here = slice(start, min(start + VISITS_AT_A_TIME, starts[expert + 1]))
+            if grouped and library is not None:
+                _group(library, x, pieces, routing.order[here], routing.weights[here], out, threads)
+            else:
+                _multiply(x, pieces, routing.order[here], routing.weights[here], out)
+
+
+def takes_many(library: ctypes.CDLL, x: Tensor, rows: Tensor) -> bool:
+    """Whether the compiled kernel for many visits can do the work."""
+    return x.dtype == rows.dtype == torch.bfloat16 and bool(library.hrm_expert_scratch(1, x.shape[1]))
 
 
 def _find_problem(x: Tensor, segments: Sequence[tuple[int, Tensor]], routing: Routing, out: Tensor) -> str | None:
@@ -144,27 +163,53 @@ def _stream(
     )
 
 
+def _group(
+    library: ctypes.CDLL,
+    x: Tensor,
+    pieces: Sequence[Tensor],
+    tokens: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    threads: int,
+) -> None:
+    """One expert by the compiled kernel for many visits."""
+    x, tokens, weights = x.contiguous(), tokens.contiguous(), weights.contiguous()
+    visits, hidden, count = len(tokens), x.shape[1], len(pieces)
+    scratch = _scratch("grouped", library.hrm_expert_scratch(visits, hidden) // 64 + 1, 64, torch.uint8)
+    library.hrm_multiply_expert(
+        x.data_ptr(),
+        (ctypes.c_void_p * count)(*[rows.data_ptr() for rows in pieces]),
+        (ctypes.c_int64 * count)(*[len(rows) for rows in pieces]),
+        count,
+        tokens.data_ptr(),
+        weights.data_ptr(),
+        visits,
+        out.data_ptr(),
+        hidden,
+        scratch.data_ptr(),
+        threads,
+    )
+
+
 def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tensor, out: Tensor) -> None:
-    """One expert by matrix products: bf16 where tokens and rows are, else float32."""
+    """One expert by matrix products of torch: bf16 where tokens and rows are, else float32."""
     dtype = torch.bfloat16 if x.dtype == pieces[0].dtype == torch.bfloat16 else torch.float32
-    for start in range(0, len(tokens), VISITS_AT_A_TIME):
-        rows = tokens[start : start + VISITS_AT_A_TIME]
-        count, hidden = len(rows), x.shape[1]
-        own = _scratch("own", count, hidden, dtype)
-        own.copy_(x[rows]) if x.dtype != dtype else torch.index_select(x, 0, rows, out=own)
-        answer: Tensor | None = None
-        for piece in pieces:
-            for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
-                wide = part.to(dtype)  # [n, 3, h]
-                inner, up = (_scratch(name, count, len(wide), dtype) for name in ("inner", "up"))
-                torch.mm(own, wide[:, 0].t(), out=inner)
-                torch.mm(own, wide[:, 1].t(), out=up)
-                torch.nn.functional.silu(inner, inplace=True)
-                inner *= up  # [v, n]
-                found = torch.mm(inner, wide[:, 2], out=_scratch("found", count, hidden, dtype))
-                answer = found.to(torch.float32, copy=True) if answer is None else answer.add_(found)
-        assert answer is not None
-        out.index_add_(0, rows, answer.mul_(weights[start : start + count].unsqueeze(1)))
+    count, hidden = len(tokens), x.shape[1]
+    own = _scratch("own", count, hidden, dtype)
+    own.copy_(x[tokens]) if x.dtype != dtype else torch.index_select(x, 0, tokens, out=own)
+    answer: Tensor | None = None
+    for piece in pieces:
+        for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
+            wide = part.to(dtype)  # [n, 3, h]
+            inner, up = (_scratch(name, count, len(wide), dtype) for name in ("inner", "up"))
+            torch.mm(own, wide[:, 0].t(), out=inner)
+            torch.mm(own, wide[:, 1].t(), out=up)
+            torch.nn.functional.silu(inner, inplace=True)
+            inner *= up  # [v, n]
+            found = torch.mm(inner, wide[:, 2], out=_scratch("found", count, hidden, dtype))
+            answer = found.to(torch.float32, copy=True) if answer is None else answer.add_(found)
+    assert answer is not None
+    out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))
 
 
 _kept = threading.local()

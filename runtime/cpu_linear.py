@@ -13,9 +13,9 @@ from runtime.native_library import DTYPES, open_library
 
 __all__ = ["linear"]
 
-MOST_TOKENS = {torch.bfloat16: 40, torch.float32: 128, torch.float16: 128}
+MOST_TOKENS = {torch.bfloat16: 48, torch.float32: 128, torch.float16: 128}
 """Tokens up to which the compiled kernel takes a layer (`benchmarks/cpu_kernels.py --crossover`). On the one machine
-measured (Zen 5, two cores) bf16 crossed at about 40; the others had not at 256, so 128 is a cautious choice."""
+measured (Zen 5, two cores) bf16 crossed between 48 and 64; the others had not at 256, so 128 is a cautious choice."""
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, threads: int) -> Tensor:

@@ -13,6 +13,9 @@ from runtime.weights import Segment
 
 __all__ = ["Routing", "apply_segments", "group_visits", "join_routings", "to_host"]
 
+TOKENS_AT_A_TIME = 1024
+"""Tokens whose answers are added to hidden states at a time."""
+
 
 def group_visits(experts: Tensor, weights: Tensor, count: int) -> Routing:
     """Visits of tokens to experts, sorted by expert.
@@ -81,4 +84,7 @@ def apply_segments(x: Tensor, segments: Sequence[Segment], routing: Routing, out
     else:
         apply_experts(x, segments, routing, total, threads=threads)
     if not in_place:
-        out.add_(total)
+        # In parts: on the CPU torch makes two float32 copies of what it adds to another dtype.
+        size = max(1, len(out) if x.is_cuda else TOKENS_AT_A_TIME)
+        for start in range(0, len(out), size):
+            out[start : start + size].add_(total[start : start + size])

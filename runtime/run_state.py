@@ -24,7 +24,7 @@ from runtime.numerics import Numerics
 from runtime.placement import Placement
 from runtime.weights import WeightStore
 
-__all__ = ["Activations", "Position", "RunState", "TierIndex"]
+__all__ = ["Activations", "Position", "RunState", "TierIndex", "greedy"]
 
 Position = tuple[Phase, int]
 """Phase and micro-batch."""
@@ -32,6 +32,11 @@ Position = tuple[Phase, int]
 Score = Callable[[Tensor, Sequence[int], int, int], Tensor]
 """Scores [B, V'] of which the largest is chosen, from logits [B, V'] of some rows, for the n-th generated token, of the
 vocabulary from some token on: the logits themselves (greedy), or perturbed ones (sampling)."""
+
+
+def greedy(logits: Tensor, rows: Sequence[int], column: int, first: int) -> Tensor:
+    """The likeliest token."""
+    return logits
 
 
 @dataclass(slots=True)
@@ -103,6 +108,7 @@ class RunState:
     embedded: dict[Position, Tensor] = field(default_factory=dict)
     active: dict[Position, Activations] = field(default_factory=dict)
     positions: dict[Position, Tensor] = field(default_factory=dict)  # of the compute lane
+    prompt_places: dict[Position, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     new_kv: dict[tuple[Phase, int, int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     disk_writes: dict[tuple[Phase, int, int, int], list[tuple[int, int, Tensor, Tensor]]] = field(default_factory=dict)
     prompt_writes: dict[tuple[int, int], tuple[Tensor, list[tuple[int, int, int]]]] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from runtime.device import Device
 from runtime.disk_file import BLOCK, DiskFile
 from runtime.executor import Pace, execute
 from runtime.experts import Routing
+from runtime.host_allocator import bound_kernel_caches, give_back_free_memory
 from runtime.kernels import kernel_of
 from runtime.kv_cache import KvCache, make_kv_cache
 from runtime.layers import Heads, Rotary
@@ -38,11 +39,11 @@ from runtime.native_library import open_library
 from runtime.numerics import Numerics
 from runtime.placement import Placement, place_batch
 from runtime.requests import make_requests
-from runtime.run_state import RunState, Score
+from runtime.run_state import RunState, Score, greedy
 from runtime.weight_source import WeightSource
 from runtime.weights import WeightStore, load_weights
 
-__all__ = ["BatchRun", "Piece", "Session", "greedy", "open_session", "torch_dtype", "truncated"]
+__all__ = ["BatchRun", "Piece", "Session", "open_session", "torch_dtype", "truncated"]
 
 TASKS_AT_ONCE = 60_000
 """Tasks of one graph at most, unless one decode step has more: lanes drain where the next graph begins."""
@@ -53,11 +54,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def torch_dtype(name: str) -> torch.dtype:
     """The torch type of a format of a plan."""
     return DTYPES[name]
-
-
-def greedy(logits: Tensor, rows: Sequence[int], column: int, first: int) -> Tensor:
-    """The likeliest token."""
-    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +209,7 @@ class Session:
 
     def prepare(self, layout: Layout, placement: Placement, prompts: Sequence[Sequence[int]]) -> RunState:
         """Everything a batch needs before its first task."""
+        give_back_free_memory()  # of loading, or of the batch before
         model, policy = self.scenario.model, layout.policy
         there = self.device.torch_device
         cache = make_kv_cache(
@@ -384,6 +381,7 @@ def open_session(
         The schedule does not run the policy, or a level lacks the room the plan has.
     """
     check_schedule(schedule, policy)
+    bound_kernel_caches()
     if not device.cuda or not policy.attention_on_gpu or not policy.ffn_on_gpu:
         open_library()  # compiled now, at the first use on a machine, not while a task is timed
     layout = Layout(scenario, policy)

@@ -12,75 +12,62 @@ using namespace hrm;
 
 namespace {
 
-constexpr int ROWS = 4;  // rows of weights at a time
+constexpr int ROWS = 4;  // rows of weights at a time, at most
 #if defined(HRM_AVX512)
 constexpr int TOKENS = 6;  // tokens at a time: ROWS x TOKENS sums stay in registers
-constexpr int ADDED = 8;   // tokens at a time where two vectors of each are added to
+constexpr int VISITS = 12;  // visits of an expert at a time: gate and up, or two vectors of its answer, for each
+constexpr int SIDE_BY_SIDE = 12;  // tokens of a linear layer above which they lie side by side in the lanes
+constexpr int FEW = 5;  // so few visits need the rows of two records to keep the multipliers busy
 #else
 constexpr int TOKENS = 2;
-constexpr int ADDED = 4;
+constexpr int VISITS = 4;
+constexpr int FEW = 2;
 #endif
 constexpr int PANEL = 2 * W;          // columns of sums at a time
-constexpr int BLOCK = 16;             // rows of an expert between the two halves of its work, at most
+constexpr int BLOCK = 32;             // rows of an expert between the two halves of its work, at most
 constexpr int64_t LINE = 64;          // bytes of a cache line
-constexpr int64_t PART = 4096;        // bytes of a row at a time, so that four rows stay in the first cache
-constexpr int64_t LEAD = 96 * 1024;   // bytes that memory is asked for ahead: less and the second half of a block waits
 constexpr int64_t LARGEST = 1 << 18;  // bytes of a block: it shares the second cache with the next, tokens and sums
-static_assert(BLOCK % W == 0 && BLOCK % ROWS == 0);
+static_assert(BLOCK % W == 0 && 2 * TOKENS == VISITS);
 
-// Memory that will be read next, asked for in the order in which it lies while other work is done, a little at a time:
-// so memory is never idle, and rows that are used in another order are there already. What is asked for faster than
-// memory delivers is lost, hence the pace.
-struct Ahead {
-  const char* at;
-  const char* end;
-  const char* then = nullptr;  // goes on here after `end`
-  const char* then_end = nullptr;
-  const char* limit = nullptr;
-  int lines = 0;  // per step
-  // Spreads the next `bytes` over so many steps.
-  void spread(int64_t bytes, int64_t steps) {
-    if (at >= end && then) at = then, end = then_end, then = nullptr;
-    limit = end - at < bytes ? end : at + bytes;
-    lines = static_cast<int>(bytes / (LINE * steps) + 1);
-  }
-};
-
-// One step: where to go on. The caller keeps that in a register: through memory it costs more than the products do.
-[[gnu::always_inline]] inline const char* ask(const char* at, const char* limit, int lines) {
-  for (int line = 0; line < lines && at < limit; line++, at += LINE) prefetch(at);
-  return at;
-}
-
-// out[token * stride + 0..3] = (or, unless from is 0, +=) the products of columns `from` to `to` of four rows with N
-// tokens.
-template <class How, int N, class T, class X>
-[[gnu::flatten]] inline void dot_rows(const T* const* rows, Ahead& ahead, const X* const* x, int64_t from,
-                                      int64_t to, float* out, int64_t stride) {
-  vf sums[N * ROWS];
-  unroll<N * ROWS>([&](auto i) { sums[i] = vf{}; });
-  const char* at = ahead.at;
-  const char* const limit = ahead.limit;
-  const int lines = ahead.lines;
-  int64_t c = from;
-  for (; c + How::step <= to; c += How::step) {
-    vf y[ROWS];
-    unroll<ROWS>([&](auto r) { y[r] = How::get(rows[r] + c); });
-    at = ask(at, limit, lines);
+// out[token * stride + 0..R-1] = the products of R rows with N tokens. Meanwhile memory that is read next is asked for,
+// LINES with each step: on its own it would be idle while the multipliers work.
+template <class How, int N, int R, int LINES, class T, class X>
+[[gnu::flatten]] inline void dot_rows(const T* const* rows, const char* ahead, const X* const* x, int64_t h,
+                                      float* out, int64_t stride) {
+  vf sums[N * R];
+  unroll<N * R>([&](auto i) { sums[i] = vf{}; });
+  int64_t c = 0;
+  for (; c + How::step <= h; c += How::step) {
+    vf y[R];
+    unroll<R>([&](auto r) { y[r] = How::get(rows[r] + c); });
+    unroll<LINES>([&](auto i) { prefetch(ahead + i * LINE); });
+    ahead += LINES * LINE;
     unroll<N>([&](auto t) {
       const vf z = How::get(x[t] + c);
-      unroll<ROWS>([&](auto r) { sums[t * ROWS + r] = How::add(sums[t * ROWS + r], y[r], z); });
+      unroll<R>([&](auto r) { sums[t * R + r] = How::add(sums[t * R + r], y[r], z); });
     });
   }
-  ahead.at = at;
-  unroll<N>([&](auto t) {
-    float four[ROWS];
-    sum4(sums[t * ROWS], sums[t * ROWS + 1], sums[t * ROWS + 2], sums[t * ROWS + 3], four);
-    for (int r = 0; r < ROWS; r++) out[t * stride + r] = from ? out[t * stride + r] + four[r] : four[r];
-  });
-  for (; c < to; c++)
+  float four[4];
+  if constexpr (R == 4)
+    unroll<N>([&](auto t) {
+      sum4(sums[t * 4], sums[t * 4 + 1], sums[t * 4 + 2], sums[t * 4 + 3], out + t * stride);
+    });
+  else {
+    static_assert(R == 2);
+    unroll<N / 2>([&](auto k) {
+      constexpr int t = 2 * k;
+      sum4(sums[t * 2], sums[t * 2 + 1], sums[t * 2 + 2], sums[t * 2 + 3], four);
+      std::memcpy(out + t * stride, four, 2 * sizeof(float));
+      std::memcpy(out + (t + 1) * stride, four + 2, 2 * sizeof(float));
+    });
+    if constexpr (N % 2) {
+      sum4(sums[N * 2 - 2], sums[N * 2 - 1], vf{}, vf{}, four);
+      std::memcpy(out + (N - 1) * stride, four, 2 * sizeof(float));
+    }
+  }
+  for (; c < h; c++)
     for (int t = 0; t < N; t++)
-      for (int r = 0; r < ROWS; r++) out[t * stride + r] += widen(rows[r][c]) * widen(x[t][c]);
+      for (int r = 0; r < R; r++) out[t * stride + r] += widen(rows[r][c]) * widen(x[t][c]);
 }
 
 // f with the first of some tokens, and their number (at most MOST) as a constant; groups about equally large.
@@ -97,42 +84,40 @@ inline void by_tokens(int64_t tokens, F&& f) {
 
 // A panel, two vectors of columns of the sums of all tokens, grows by `factors` times `count` rows, for N tokens that
 // lie at `places` in the panel. Widened: columns in order, factors float32.
-template <int N, class T>
+template <int N, int LINES, class T>
 [[gnu::flatten]] inline void add_columns(const T* rows, int64_t stride, int count, const float* factors,
-                                         const int64_t* places, float* panel, Ahead& ahead) {
-  const char* at = ahead.at;
-  const char* const limit = ahead.limit;
-  const int lines = ahead.lines;
+                                         const int64_t* places, float* panel, const char*& ahead) {
+  const char* at = ahead;
   vf sums[N * 2];
   unroll<N>([&](auto t) { unroll<2>([&](auto i) { sums[t * 2 + i] = load(panel + places[t] + i * W); }); });
   for (int r = 0; r < count; r++) {
     const vf a = load(rows + r * stride), b = load(rows + r * stride + W);
-    at = ask(at, limit, lines);
+    unroll<LINES>([&](auto i) { prefetch(at + i * LINE); });
+    at += LINES * LINE;
     unroll<N>([&](auto t) {
       const vf factor = splat(factors[t * BLOCK + r]);
       sums[t * 2] += factor * a;
       sums[t * 2 + 1] += factor * b;
     });
   }
-  ahead.at = at;
+  ahead = at;
   unroll<N>([&](auto t) { unroll<2>([&](auto i) { store(panel + places[t] + i * W, sums[t * 2 + i]); }); });
 }
 
 #if defined(HRM_BF16_DOT)
 // The same with factors in bf16, two rows per instruction; of 32 columns the first vector gets 0-3, 8-11, ..., the
 // second 4-7, 12-15, ... (add_in_order puts that right).
-template <int N>
+template <int N, int LINES>
 [[gnu::flatten]] inline void add_pairs(const bf16* rows, int64_t stride, int count, const bf16* factors,
-                                       const int64_t* places, float* panel, Ahead& ahead) {
-  const char* at = ahead.at;
-  const char* const limit = ahead.limit;
-  const int lines = ahead.lines;
+                                       const int64_t* places, float* panel, const char*& ahead) {
+  const char* at = ahead;
   vf sums[N * 2];
   unroll<N>([&](auto t) { unroll<2>([&](auto i) { sums[t * 2 + i] = load(panel + places[t] + i * W); }); });
   for (int r = 0; r < count; r += 2) {
     const __m512i a = _mm512_loadu_si512(rows + r * stride);
     const __m512i b = _mm512_loadu_si512(rows + (r + 1 < count ? r + 1 : r) * stride);  // factor 0 past the end
-    at = ask(at, limit, lines);
+    unroll<LINES>([&](auto i) { prefetch(at + i * LINE); });
+    at += LINES * LINE;
     const vf low = (vf)_mm512_unpacklo_epi16(a, b), high = (vf)_mm512_unpackhi_epi16(a, b);
     unroll<N>([&](auto t) {
       int32_t pair;
@@ -142,7 +127,7 @@ template <int N>
       sums[t * 2 + 1] = Pairs::add(sums[t * 2 + 1], high, factor);
     });
   }
-  ahead.at = at;
+  ahead = at;
   unroll<N>([&](auto t) { unroll<2>([&](auto i) { store(panel + places[t] + i * W, sums[t * 2 + i]); }); });
 }
 #endif
@@ -179,25 +164,35 @@ struct Visits {
         pairs(visits * BLOCK) {}
 };
 
-// One block of an expert: gate and up products of its rows, then its down rows added to the sums of the tokens.
+// One block of an expert: gate and up products of its rows, then its down rows added to the sums of the tokens. In the
+// first half the record after next work is asked for with each, whole, since it lies in one piece; in the second half
+// the first records of the next block. Farther ahead, lines are thrown out of the first cache before they are needed,
+// and take the place of misses that are.
 template <class How, class T, class X>
 void apply_block(const T* rows, int count, int64_t h, const Segment& segment, Visits<X>& visits, float* sums,
-                 int64_t tokens, Ahead& ahead) {
-  const int64_t bytes = count * h * static_cast<int64_t>(sizeof(T)), passes = (segment.visits + TOKENS - 1) / TOKENS;
-  ahead.spread(2 * bytes, passes * ((count + 1) / 2) * ((h + How::step - 1) / How::step));
-  // Columns in parts, so that those of a pair of rows stay in the first cache for all tokens.
-  constexpr int64_t columns = PART / sizeof(T);
+                 int64_t tokens, const T* following) {
+  const auto record = [&](int r) { return r < count ? rows + r * 3 * h : following + (r - count) * 3 * h; };
+  constexpr int lines = (3 * How::step * sizeof(T) + LINE - 1) / LINE;  // of a record, with each step through a row
   for (int i = 0; i < count; i += 2)
-    for (int64_t from = 0; from < h; from += columns) {
-      const int64_t to = std::min(h, from + columns);
-      by_tokens<TOKENS>(segment.visits, [&](int64_t t, auto n) {
-        const int j = i + 1 < count ? i + 1 : i;  // of an odd number the last stands in for one that is not there
-        const T *const a = rows + i * 3 * h, *const b = rows + j * 3 * h;
-        const T* const four[ROWS] = {a, a + h, b, b + h};
-        dot_rows<How, n()>(four, ahead, visits.x.data() + t, from, to, visits.dots.data + (t * BLOCK + i) * 2,
-                           2 * BLOCK);
-      });
-    }
+    by_tokens<VISITS>(segment.visits, [&](int64_t t, auto n) {
+      const T* const a = record(i);
+      const T* const b = i + 1 < count ? record(i + 1) : a;  // of an odd number the last stands in for none
+      const T* const four[ROWS] = {a, a + h, b, b + h};
+      float* const out = visits.dots.data + (t * BLOCK + i) * 2;
+      const X* const* const x = visits.x.data() + t;
+      const auto dot = [&](auto records, int first) {
+        constexpr int R = 2 * records(), N = n();
+        const char* const ahead = bytes_at(record(i + first + records()));
+        const T* const* const each = four + 2 * first;
+        if (t == 0) dot_rows<How, N, R, records() * lines>(each, ahead, x, h, out + 2 * first, 2 * BLOCK);
+        else dot_rows<How, N, R, 0>(each, ahead, x, h, out + 2 * first, 2 * BLOCK);
+      };
+      if constexpr (n() <= FEW) dot(std::integral_constant<int, 2>{}, 0);
+      else {
+        dot(std::integral_constant<int, 1>{}, 0);
+        if (i + 1 < count) dot(std::integral_constant<int, 1>{}, 1);
+      }
+    });
   for (int64_t t = 0; t < segment.visits; t++) {
     const float* const dots = visits.dots.data + t * 2 * BLOCK;
     float* const factors = visits.factors.data + t * BLOCK;
@@ -216,19 +211,22 @@ void apply_block(const T* rows, int count, int64_t h, const Segment& segment, Vi
     }
   }
   const T* const down = rows + 2 * h;
-  ahead.spread(bytes, (segment.visits + ADDED - 1) / ADDED * ((h + PANEL - 1) / PANEL) *
-                          (How::step == PANEL ? (count + 1) / 2 : count));
+  const char* ahead = bytes_at(following + 3 * h);
   int64_t c = 0;
   for (; c + PANEL <= h; c += PANEL) {
-    by_tokens<ADDED>(segment.visits, [&](int64_t t, auto n) {
+    by_tokens<VISITS>(segment.visits, [&](int64_t t, auto n) {
+      const auto add = [&](auto lines) {
 #if defined(HRM_BF16_DOT)
-      if constexpr (How::step == PANEL)
-        add_pairs<n()>(down + c, 3 * h, count, visits.pairs.data + t * BLOCK, visits.places.data() + t,
-                       sums + c * tokens, ahead);
-      else
+        if constexpr (How::step == PANEL)
+          add_pairs<n(), lines()>(down + c, 3 * h, count, visits.pairs.data + t * BLOCK, visits.places.data() + t,
+                                  sums + c * tokens, ahead);
+        else
 #endif
-        add_columns<n()>(down + c, 3 * h, count, visits.factors.data + t * BLOCK, visits.places.data() + t,
-                         sums + c * tokens, ahead);
+          add_columns<n(), lines()>(down + c, 3 * h, count, visits.factors.data + t * BLOCK, visits.places.data() + t,
+                                    sums + c * tokens, ahead);
+      };
+      if (t == 0) add(std::integral_constant<int, 1>{});
+      else add(std::integral_constant<int, 0>{});
     });
   }
   for (int64_t i = 0; c + i < h; i++)
@@ -287,14 +285,14 @@ void apply(const std::vector<Segment>& segments, const X* x, float* out, int64_t
           visits.places[t] = segment.tokens[t] * PANEL;
         }
         const auto row = [h](const Unit& of, int64_t r) {
-          return static_cast<const T*>(of.segment->rows) + (of.first + std::min(r, of.count)) * 3 * h;
+          return static_cast<const T*>(of.segment->rows) + (of.first + r) * 3 * h;
         };
-        const int64_t lead = 1 + LEAD / record;
-        Ahead ahead{bytes_at(row(unit, lead)), bytes_at(row(unit, unit.count))};
-        if (next) ahead.then = bytes_at(row(*next, 0)), ahead.then_end = bytes_at(row(*next, lead));
-        for (int64_t r = 0; r < unit.count; r += step)
-          apply_block<How>(row(unit, r), static_cast<int>(std::min(step, unit.count - r)), h, segment, visits, sums,
-                           tokens, ahead);
+        for (int64_t r = 0; r < unit.count; r += step) {
+          const T* const rows = row(unit, r);
+          const T* const following = r + step < unit.count ? row(unit, r + step) : next ? row(*next, 0) : rows;
+          const int count = static_cast<int>(std::min(step, unit.count - r));
+          apply_block<How>(rows, count, h, segment, visits, sums, tokens, following);
+        }
       }
       group = next_group;
     }
@@ -334,42 +332,103 @@ const float* widened(const void* x, int dtype, int64_t n, Buffer<float>& kept) {
   return kept.data;
 }
 
-// Four rows at a time of weights [n, h], for all tokens.
-template <class How, class T, class X>
-void multiply(const X* x, const T* weights, const float* bias, void* out, int out_dtype, int64_t tokens, int64_t n,
-              int64_t h, int threads) {
+// Units of rows of weights [n, h] for threads to take in turn: f(first row, last row, first of what is next).
+template <class F>
+void by_rows(int64_t n, int threads, int64_t multiple, F&& f) {
   std::atomic<int64_t> counter{0};
-  const int64_t size = std::min<int64_t>(64, round_up(n / (16 * threads) + 1, BLOCK)), units = (n + size - 1) / size;
+  const int64_t size = std::min<int64_t>(96, round_up(n / (16 * threads) + 1, multiple)), units = (n + size - 1) / size;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<const X*> each(tokens);
-    for (int64_t t = 0; t < tokens; t++) each[t] = x + t * h;
     int64_t i = counter.fetch_add(1);
     while (i < units) {
-      const int64_t following = counter.fetch_add(1);
-      const int64_t end = std::min(n, (i + 1) * size);
-      for (int64_t first = i * size; first < end; first += BLOCK) {
-        const int64_t last = std::min(end, first + BLOCK);
-        const int64_t next = last < end ? last : following < units ? following * size : n;
-        Ahead ahead{bytes_at(weights + next * h), bytes_at(weights + std::min(n, next + BLOCK) * h)};
-        const int64_t passes = (tokens + TOKENS - 1) / TOKENS, groups = (last - first + ROWS - 1) / ROWS;
-        ahead.spread(ahead.end - ahead.at, passes * groups * ((h + How::step - 1) / How::step));
-        for (int64_t row = first; row < last; row += ROWS) {
-          const T* four[ROWS];
-          for (int r = 0; r < ROWS; r++) four[r] = weights + std::min(row + r, n - 1) * h;
-          by_tokens<TOKENS>(tokens, [&](int64_t t, auto count) {
-            float y[count() * ROWS];
-            dot_rows<How, count()>(four, ahead, each.data() + t, 0, h, y, ROWS);
-            for (int k = 0; k < count(); k++)
-              for (int r = 0; r < ROWS && row + r < last; r++)
-                write(y[k * ROWS + r] + (bias ? bias[row + r] : 0.0f), out, out_dtype, (t + k) * n + row + r);
-          });
-        }
-      }
+      const int64_t following = counter.fetch_add(1);  // taken now, so that it can be asked for in time
+      f(i * size, std::min(n, (i + 1) * size), following < units ? following * size : i * size);
       i = following;
     }
   }
 }
+
+// Four rows at a time of weights [n, h], for all tokens.
+template <class How, class T, class X>
+void multiply(const X* x, const T* weights, const float* bias, void* out, int out_dtype, int64_t tokens, int64_t n,
+              int64_t h, int threads) {
+  constexpr int lines = (ROWS * How::step * sizeof(T) + LINE - 1) / LINE;  // of four rows, with each step through them
+  std::vector<const X*> each(tokens);
+  for (int64_t t = 0; t < tokens; t++) each[t] = x + t * h;
+  by_rows(n, threads, ROWS, [&](int64_t first, int64_t last, int64_t following) {
+    for (int64_t row = first; row < last; row += ROWS) {
+      const char* const ahead = bytes_at(weights + (row + ROWS < last ? row + ROWS : following) * h);
+      const T* four[ROWS];
+      for (int r = 0; r < ROWS; r++) four[r] = weights + std::min(row + r, n - 1) * h;
+      by_tokens<TOKENS>(tokens, [&](int64_t t, auto count) {
+        float y[count() * ROWS];
+        if (t == 0) dot_rows<How, count(), ROWS, lines>(four, ahead, each.data() + t, h, y, ROWS);
+        else dot_rows<How, count(), ROWS, 0>(four, ahead, each.data() + t, h, y, ROWS);
+        for (int k = 0; k < count(); k++)
+          for (int r = 0; r < ROWS && row + r < last; r++)
+            write(y[k * ROWS + r] + (bias ? bias[row + r] : 0.0f), out, out_dtype, (t + k) * n + row + r);
+      });
+    }
+  });
+}
+
+#if defined(HRM_BF16_DOT)
+// Many tokens side by side in the lanes, 4 * FOURS rows at a time: no sums over lanes, and each pair of a row's weights
+// is loaded once for V vectors of tokens. packed: pairs of columns of all tokens in turn [h / 2][V * W].
+template <int V, int FOURS>
+[[gnu::flatten]] inline void side_by_side(const bf16* rows, int64_t h, const bf16* ahead, const int32_t* packed,
+                                          float* found) {
+  vf sums[FOURS * 4 * V];
+  unroll<FOURS * 4 * V>([&](auto i) { sums[i] = vf{}; });
+  const int64_t stride = h * sizeof(bf16);
+  const char *const base = bytes_at(rows), *const next = bytes_at(ahead);
+  for (int64_t c = 0; c < stride; c += LINE) {  // one line of each row
+    unroll<FOURS * 4>([&](auto r) { prefetch(next + c + r * stride); });
+    for (int64_t p = c; p < c + LINE; p += sizeof(int32_t), packed += V * W) {
+      vf x[V];
+      unroll<V>([&](auto v) { x[v] = (vf)_mm512_loadu_si512(packed + v * W); });
+      unroll<FOURS>([&](auto four) {
+        const char* const at = base + four * 4 * stride + p;
+        unroll<4>([&](auto r) {
+          int32_t pair;
+          std::memcpy(&pair, at + r * stride, sizeof pair);
+          const vf factor = (vf)_mm512_set1_epi32(pair);
+          unroll<V>([&](auto v) {
+            constexpr int i = (four * 4 + r) * V + v;
+            sums[i] = Pairs::add(sums[i], x[v], factor);
+          });
+        });
+      });
+    }
+  }
+  unroll<FOURS * 4 * V>([&](auto i) { store(found + i * W, sums[i]); });
+}
+
+// The same product for V vectors of tokens, h a multiple of 32.
+template <int V>
+void multiply_side_by_side(const bf16* x, const bf16* weights, const float* bias, void* out, int out_dtype,
+                           int64_t tokens, int64_t n, int64_t h, int threads) {
+  constexpr int FOURS = V <= 2 ? 3 : 2, MOST = 4 * FOURS;
+  Buffer<int32_t> packed(h / 2 * V * W);
+  std::memset(packed.data, 0, h / 2 * V * W * sizeof(int32_t));
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t c = 0; c < h / 2; c++) std::memcpy(packed.data + c * V * W + t, x + t * h + 2 * c, sizeof(int32_t));
+  by_rows(n, threads, MOST, [&](int64_t first, int64_t last, int64_t following) {
+    alignas(64) float found[MOST * V * W];
+    for (int64_t row = first; row < last;) {
+      const int64_t left = last - row, count = left >= MOST ? MOST : 4;
+      const int64_t base = left >= 4 ? row : std::max<int64_t>(0, last - 4);  // the last rows again, with some before
+      const bf16* const ahead = weights + (row + count < last ? row + count : following) * h;
+      if (count == MOST) side_by_side<V, FOURS>(weights + base * h, h, ahead, packed.data, found);
+      else side_by_side<V, 1>(weights + base * h, h, ahead, packed.data, found);
+      for (int64_t t = 0; t < tokens; t++)
+        for (int64_t r = row - base; r < std::min(count, last - base); r++)
+          write(found[r * V * W + t] + (bias ? bias[base + r] : 0.0f), out, out_dtype, t * n + base + r);
+      row = std::min(last, base + count);
+    }
+  });
+}
+#endif
 
 }  // namespace
 
@@ -400,6 +459,13 @@ void hrm_apply_experts(const void* x, int x_dtype, const void* const* rows, cons
 void hrm_multiply(const void* x, int x_dtype, const void* weights, int dtype, const float* bias, void* out,
                   int out_dtype, int64_t tokens, int64_t n, int64_t h, int threads) {
 #if defined(HRM_BF16_DOT)
+  if (dtype == BF16 && x_dtype == BF16 && tokens > SIDE_BY_SIDE && tokens <= 3 * W && n >= 64 && h % Pairs::step == 0) {
+    const auto call = tokens <= W       ? multiply_side_by_side<1>
+                      : tokens <= 2 * W ? multiply_side_by_side<2>
+                                        : multiply_side_by_side<3>;
+    return call(static_cast<const bf16*>(x), static_cast<const bf16*>(weights), bias, out, out_dtype, tokens, n, h,
+                threads);
+  }
   if (dtype == BF16 && x_dtype == BF16)
     return multiply<Pairs>(static_cast<const bf16*>(x), static_cast<const bf16*>(weights), bias, out, out_dtype,
                               tokens, n, h, threads);

@@ -114,6 +114,46 @@ inline vf load(const fp16* p) {
 #endif
 }
 inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof x); }
+inline void store(bf16* p, vf x) {  // to nearest, ties to even
+  const vu bits = (vu)x;
+  const vu rounded = (x == x ? bits + 0x7fffu + (bits >> 16 & 1u) : vu{} + 0x7fc00000u) >> 16;
+#if defined(HRM_AVX512)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)rounded));
+#else
+  const vh half = __builtin_convertvector(rounded, vh);
+  std::memcpy(p, &half, sizeof half);
+#endif
+}
+inline void store(fp16* p, vf x) {
+#if defined(HRM_AVX512)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, 0));
+#elif defined(HRM_AVX2)
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x, 0));
+#else
+  for (int i = 0; i < W; i++) narrow(x[i], p + i);
+#endif
+}
+
+// x as it reads once it was written as a T.
+template <class T>
+inline vf rounded(vf x) {
+  T kept[W];
+  store(kept, x);
+  return load(kept);
+}
+template <>
+inline vf rounded<float>(vf x) { return x; }
+template <>
+inline vf rounded<bf16>(vf x) {
+  const vu bits = (vu)x;
+  return (vf)((x == x ? bits + 0x7fffu + (bits >> 16 & 1u) : vu{} + 0x7fc00000u) & 0xffff0000u);
+}
+template <class T>
+inline float rounded_one(float x) {
+  T kept;
+  narrow(x, &kept);
+  return widen(kept);
+}
 
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 

@@ -108,6 +108,29 @@ def test_experts_with_few_and_with_many_visits_mix(way: str, monkeypatch: pytest
         check(9, 64, [(0, 40), (2, 17), (1, 5), (2, 20), (3, 30)], EVERY_SECOND, (dtype, dtype))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 33, 64, 100])
+@pytest.mark.parametrize("hidden", [32, 96, 128, 224])
+def test_visits_side_by_side_give_the_sums_of_the_definition(
+    way: str, monkeypatch: pytest.MonkeyPatch, hidden: int, tokens: int, threads: int
+) -> None:
+    monkeypatch.setattr(cpu_experts, "MOST_STREAMED", 0)
+    every, odd = list(range(tokens)), list(range(1, tokens, 2))
+    rows = [(0, 1), (1, 13), (0, 12), (2, 8), (0, 47)]
+    check(tokens, hidden, rows, [every, odd, every[-1:]], (torch.bfloat16, torch.bfloat16), threads)
+
+
+def test_experts_of_more_rows_and_visits_than_are_taken_at_a_time(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_experts, "MOST_STREAMED", 0)
+    monkeypatch.setattr(cpu_experts, "VISITS_AT_A_TIME", 7)
+    check(40, 64, [(0, 1024 + 1), (0, 2 * 1024 + 5)], [list(range(40))], (torch.bfloat16, torch.bfloat16))
+
+
+def test_many_tokens_go_side_by_side_sooner(way: str) -> None:
+    visits = [list(range(8)), list(range(100, 109))]  # among 600: the first streams, the second does not
+    check(600, 64, [(0, 20), (1, 30)], visits, (torch.bfloat16, torch.bfloat16))
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.integers(1, 40),
@@ -201,7 +224,9 @@ def test_what_does_not_go_together_is_an_error(way: str, rows: Tensor, out: Tens
 def test_linear_gives_the_products_of_the_definition(
     way: str, given_in: torch.dtype, stored: torch.dtype, biased: bool, threads: int
 ) -> None:
-    for tokens, n, hidden in ((1, 1, 1), (3, 50, 64), (7, 33, 100), (20, 130, 32), (70, 9, 48)):
+    shapes = [(1, 1, 1), (3, 50, 64), (7, 33, 100), (20, 130, 32), (70, 9, 48)]
+    shapes += [(tokens, n, 64) for tokens in (12, 13, 16, 17, 32, 33, 48) for n in (63, 64, 65, 67, 99, 107, 250)]
+    for tokens, n, hidden in shapes:
         generator = torch.Generator().manual_seed(n)
         x = torch.randn(tokens, hidden, generator=generator).to(given_in)
         w = torch.randn(n, hidden, generator=generator).mul(hidden**-0.5).to(stored)
