@@ -13,16 +13,18 @@ from typing import Literal
 
 from torch import Tensor
 
+from hrm.graph import TaskId
 from hrm.layout import Layout
 from hrm.schedules import Steps, schedule_graph
 from runtime import session as sessions
 from runtime.batches import SizedBatch
+from runtime.cpu_experts import Routing
 from runtime.placement import place_batch
 from runtime.run_state import RunState
 from runtime.session import Piece, Session
 from runtime.shrinking import keep_rows
 
-__all__ = ["Ended", "EarlyEnds", "Reason", "Stopped", "finish_batch"]
+__all__ = ["EarlyEnds", "Ended", "Reason", "Stopped", "finish_batch"]
 
 Reason = Literal["stop", "length"]
 
@@ -70,6 +72,10 @@ class EarlyEnds:
         Whether to stop before the next graph.
     on_piece : callable, optional
         Told (graph as it ran, requests in it).
+    on_experts : callable, optional
+        Told every routing, as in `Session.generate`.
+    decoding : bool
+        Prefill is over: there may be requests that end with the next graph.
     phases : dict
         Seconds by phase, those of laying out included [s].
     """
@@ -81,6 +87,8 @@ class EarlyEnds:
     whole: bool = False
     stop: Callable[[], bool] = lambda: False
     on_piece: Callable[[Piece, int], None] | None = None
+    on_experts: Callable[[TaskId, Routing], None] | None = None
+    decoding: bool = False
     phases: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
 
 
@@ -107,11 +115,12 @@ def finish_batch(session: Session, batch: SizedBatch, prompts: Sequence[Sequence
     most = session.policy.micro_batch_size
     state = session.prepare(layout, placement, prompts)
     cache = state.cache
-    state.score_whole = how.whole
+    state.score_whole, state.on_experts = how.whole, how.on_experts
     _score_requests(state, how.score)
     seen, done, per_step = 0, 0, 0.0  # columns looked at, decode steps run, seconds of one
     try:
         _run(session, state, Steps(prefill=True), how)
+        how.decoding = True
         while True:
             ended, staying = _look(state, seen, done + 1, how.ends)
             seen = done + 1
@@ -129,6 +138,7 @@ def finish_batch(session: Session, batch: SizedBatch, prompts: Sequence[Sequence
             took = _run(session, state, Steps(first=done, last=last), how)
             per_step, done = took / (last - done), last
     finally:
+        how.decoding = False
         cache.close(session.arenas)
 
 

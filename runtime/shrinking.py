@@ -1,7 +1,7 @@
 """A batch that goes on without the requests that are done: fewer rows, in fewer or smaller micro-batches.
 
-The KV cache of those that stay lies where it lay; only which row of the batch a part of it belongs to changes. Slots and
-landing buffers keep the size they have, so micro-batches are made anew within what these hold.
+The KV cache of those that stay lies where it lay; only which row of the batch a part of it belongs to changes. Slots
+and landing buffers keep the size they have, so micro-batches are made anew within what these hold.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
     try:
         inner = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises Exception itself
-        fact = f"is no tokenizer that can be read: {str(error):.120}"
+        fact = f"is no tokenizer that can be read: {error!s:.120}"
         raise InputError(fact, where=str(file), way_out="download it again") from None
     inner.no_padding()
     inner.no_truncation()
