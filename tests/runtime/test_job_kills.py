@@ -62,7 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (place / "prompts.jsonl").open("w") as file:
         for number in range(REQUESTS):
             tokens = [source.randrange(VOCABULARY) for _ in range(source.randrange(1, 12))]
-            request = {"id": f"r{number}", "prompt_token_ids": tokens, "max_new_tokens": source.randrange(1, 13)}
+            name = f"r{number} {'x' * 200}"  # so that results take more than a block of a disk
+            request = {"id": name, "prompt_token_ids": tokens, "max_new_tokens": source.randrange(1, 13)}
             file.write(json.dumps(request) + "\n")
     pins = ("--micro-batch", 3, "--num-micro-batches", 3, "--attention", "cpu", "--weights-on-gpu", 0.3)
     lengths = ("--prompt-len", 12, "--gen-len", 12, "--requests", REQUESTS)
