@@ -12,6 +12,7 @@ from cases import Case, cases, make_prompts, model_folder, open_tiny, policy_of,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import FAMILIES
+from torch import Tensor
 
 from hrm.layout import Layout
 from runtime.batches import cut_batches
@@ -64,13 +65,7 @@ def check(case: Case, limits: Sequence[int], ends: Sequence[int], steps: int, fa
         assert (each.tokens, each.reason) == expected(wanted[each.index], limits[each.index], ends), each.index
 
 
-
-
-MANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@MANY
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     case=cases(),
     limits=st.lists(st.integers(1, GENERATED), min_size=10, max_size=10),
@@ -130,23 +125,25 @@ def wide_case() -> Case:
 
 
 def test_a_cache_has_room_for_the_prompt_and_its_own_limit() -> None:
-    session = open_tiny(FOLDER, wide_case(), generated=GENERATED)
-    prepared = []
-    prepare = session.prepare
+    session, tokens = open_tiny(FOLDER, wide_case(), generated=GENERATED), []
+    prepare = Session.prepare
 
-    class Watching(type(session)):  # type: ignore[misc]
-        def prepare(self, *given: Any) -> Any:
-            prepared.append(super().prepare(*given))
-            return prepared[-1]
+    def watched(*given: Any) -> Any:
+        state = prepare(*given)
+        tokens.append(state.cache.pools["cpu"].tokens)
+        return state
 
-    session.__class__ = Watching
-    assert prepare is not None
-    finish(session, LIMITS, EarlyEnds(ends=(), deliver=lambda _: None, steps=12))
-    assert prepared[0].cache.pools["cpu"].tokens == sum(map(len, make_prompts())) + sum(LIMITS)
+    with mock.patch.object(Session, "prepare", watched):
+        finish(session, LIMITS, EarlyEnds(ends=(), deliver=lambda _: None, steps=12))
+    assert tokens == [sum(map(len, make_prompts())) + sum(LIMITS)]
 
 
 def test_fewer_rows_make_fewer_micro_batches_but_enough_to_overlap() -> None:
-    session = open_tiny(FOLDER, Case("cgopipe", policy_of(micro_batch_size=2, num_micro_batches=5)), generated=GENERATED)
+    session = open_tiny(
+        FOLDER,
+        Case("cgopipe", policy_of(micro_batch_size=2, num_micro_batches=5, micro_batch_token_budget=200)),
+        generated=GENERATED,
+    )
     (batch,) = cut_batches(make_requests(make_prompts(), session.scenario), session.policy, session.scenario)
     layout = Layout(session.scenario, batch.policy)
     state = session.prepare(layout, place_batch(batch.micro_batches, batch.policy), make_prompts())
@@ -172,23 +169,29 @@ def test_asked_to_stop_it_hands_over_what_has_ended_and_gives_its_memory_back() 
 def test_what_is_drawn_is_the_same_in_any_batch_and_with_the_head_in_pieces(top_p: float) -> None:
     """Each case has other batches; two have a streamed lm_head, in several pieces."""
     sampling = Sampling(temperature=1.0, top_p=top_p, seed=9)
-    drawn = []
+    score = make_score(sampling, range(10))
+    assert score is not None
+    drawn, looked = [], set()
+
+    def watched(logits: Tensor, requests: Sequence[int], column: int, first: int) -> Tensor:
+        looked.add((streamed, first, logits.shape[1]))
+        return score(logits, requests, column, first)
+
     for schedule, changes in (
         ("cpu_only", {}),
         ("cgopipe", WIDE),
         ("cgopipe", STREAMED | {"micro_batch_size": 1}),
         ("s4", STREAMED | {"kv_on_gpu": 0.5}),
     ):
-        found: list[Ended] = []
+        streamed, found = "lm_head_on_gpu" in changes, list[Ended]()
         policy = policy_of(schedule, **changes)
         policy = replace(policy, micro_batch_token_budget=policy.micro_batch_token_budget + 56)
-        session = open_tiny(FOLDER, Case(schedule, policy), generated=GENERATED)
-        score = make_score(sampling, range(10))
-        with mock.patch("hrm.layout.HEAD_BUFFER_BYTES", 4000):  # of a head of 96 * 32 * 4
-            pieces = Layout(session.scenario, policy).head_pieces()
-            how = EarlyEnds(ends=(), deliver=found.extend, steps=3, score=score, whole=sampling.whole_vocabulary)
+        with mock.patch("hrm.layout.HEAD_BUFFER_BYTES", 4096):  # a head of 96 * 32 * 4 in three pieces
+            session = open_tiny(FOLDER, Case(schedule, policy), generated=GENERATED)
+            how = EarlyEnds(ends=(), deliver=found.extend, steps=3, score=watched, whole=sampling.whole_vocabulary)
             finish(session, LIMITS, how)
         drawn.append({each.index: each.tokens for each in found})
-        assert pieces == (1 if policy.lm_head_on_gpu or policy.everything_on_cpu else pieces)
+    pieces = {(True, 0, 32), (True, 32, 32), (True, 64, 32)} if top_p == 1.0 else {(True, 0, 96)}
+    assert looked == pieces | {(False, 0, 96)}
     assert all(each == drawn[0] for each in drawn)
     assert drawn[0] != {each.index: each.tokens for each in results(wide_case(), LIMITS, (), 3)}
