@@ -338,7 +338,7 @@ def _run_prompts(given: dict[str, Any]) -> None:
             raise InputError("is missing, which a job needs", where="hrm run --input", way_out=name)
     with _runtime_for("hrm run"):
         from runtime.jobs.report import log_lines, print_job
-        from runtime.jobs.runner import JobOptions, run_job
+        from runtime.jobs.runner import JobOptions, run_prompts
         from runtime.jobs.sampling import Sampling
 
     options = JobOptions(
@@ -354,7 +354,7 @@ def _run_prompts(given: dict[str, Any]) -> None:
         disk_dir=given["disk_dir"],
     )
     with Progress(given["json_"]) as tell:
-        outcome = run_job(options, say=say, tell=tell or log_lines(say))
+        outcome = run_prompts(options, say=say, tell=tell or log_lines(say))
     document = outcome.document
     print_json(document) if given["json_"] else print_screen(lambda console: print_job(document, console))
     if outcome.exit_code:

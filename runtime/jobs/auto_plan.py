@@ -1,12 +1,13 @@
 """A plan for this machine, as it is now, without being told of one: `hrm run --hw auto`.
 
-What is free of memory is looked up; rates are not measured. They are those of the bundled profile with the same GPU,
-and a CPU with fewer cores than that profile's host counts for its share of it. Where there is no GPU, everything is
-planned on the CPU.
+What is free of memory is looked up; rates are not measured. They are those of the bundled profile with the same GPU and
+about as many cores, and a CPU with fewer cores than that profile's host counts for its share of it. Where there is no
+GPU, everything is planned on the CPU.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,18 +56,19 @@ def guess_profile(host: HostFacts, *, disk: bool = False) -> tuple[HardwareProfi
         A GPU that no bundled profile has.
     """
     gpu = host.gpus[0] if host.torch == "cuda" and host.gpus else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if gpu is None:
         base, words = load_profile(WITHOUT_GPU), f"no CUDA GPU, the CPU of {WITHOUT_GPU}"
     else:
-        named = next((name for name in profile_names() if _is_profile_of(name, gpu.name)), None)
-        if named is None:
+        named = [name for name in profile_names() if _is_profile_of(name, gpu.name)]
+        if not named:
             raise InputError(
                 f"no bundled profile has a {gpu.name}",
                 where=f"--hw {AUTO}",
                 way_out="--hw with a profile of this machine (hrm hardware show l4 is an example)",
             )
-        base, words = load_profile(named), f"{gpu.name}, rates of {named}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        nearest = min(named, key=lambda name: (abs(math.log(load_profile(name).cpu.cores / cores)), name))
+        base, words = load_profile(nearest), f"{gpu.name}, rates of {nearest}"
     share = min(1.0, cores / base.cpu.cores)
     changes: dict[str, object] = {
         "cpu.memory": _gib(SHARE * host.cpu_bytes),

@@ -19,6 +19,8 @@ TELL_EVERY_S = 0.5
 
 def duration(seconds: float) -> str:
     """In words: "3 h 20 min", "4 min", "12 s"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

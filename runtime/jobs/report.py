@@ -33,7 +33,7 @@ def log_lines(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def print_job(document: Mapping[str, Any], console: Console) -> None:
-    """Print the document of `runtime.jobs.runner.run_job`."""
+    """Print the document of `runtime.jobs.runner.run_prompts`."""
     for line in _lines(document):
         console.print(line, markup=False)
 

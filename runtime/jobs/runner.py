@@ -41,7 +41,7 @@ from runtime.numerics import read_numerics
 from runtime.run_job import Job, choose_machine, read_job
 from runtime.session import Session, open_session
 
-__all__ = ["JobOptions", "JobOutcome", "run_job"]
+__all__ = ["JobOptions", "JobOutcome", "run_prompts"]
 
 FAULTS_TOLD = 50
 """Lines that cannot be run and are told one by one."""
@@ -103,7 +103,7 @@ class _Work:
     machine: Device
 
 
-def run_job(
+def run_prompts(
     options: JobOptions,
     *,
     say: Callable[[str], None] = lambda _: None,

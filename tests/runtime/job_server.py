@@ -1,8 +1,9 @@
 """Runs jobs in processes of their own and kills them: `python job_server.py`, then a line of JSON for every start.
 
 Everything is imported once; a start is a fork of a process that has not computed anything yet. A line says what to run
-(`options`: of `JobOptions`) and how it ends (`kill_after_s`, `half_line`: within the n-th line that is written,
-`fill_line`: before it the disk of the file `ballast` is filled, `file_bytes`: no file grows beyond). The answer is a line with the exit code, negative for a signal, and what was said.
+(`options`: of `JobOptions`) and how it ends: `kill_after_s`; `half_line`, within the n-th line that is written;
+`fill_line`, before which the disk of the file `ballast` is filled; `file_bytes`, beyond which no file grows. The answer
+is a line with the exit code, negative for a signal, and what was said.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from hrm.errors import HrmError
 from runtime.jobs import runner
-from runtime.jobs.runner import JobOptions, run_job
+from runtime.jobs.runner import JobOptions, run_prompts
 from runtime.jobs.sampling import Sampling
 from runtime.session import Session
 
@@ -79,7 +80,7 @@ def run(order: dict[str, Any]) -> int:
     if "file_bytes" in order:
         limit_files(order["file_bytes"])
     try:
-        return run_job(JobOptions(**given), say=print).exit_code
+        return run_prompts(JobOptions(**given), say=print).exit_code
     except HrmError as error:
         print(error)
         return error.exit_code

@@ -95,7 +95,7 @@ def test_a_file_that_cannot_grow_keeps_its_whole_lines(room: int, tmp_path: Path
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
         try:
             with pytest.raises(
-                InputError, match="cannot be written any more: File too large; it has .* results, whole"
+                InputError, match=r"cannot be written any more: File too large; it has .* results, whole"
             ):
                 file.add(result(name, 1, 2) for name in "abc")
         finally:
@@ -119,5 +119,5 @@ def test_a_disk_that_fails_at_the_last_moment_loses_nothing_before(tmp_path: Pat
 
 def test_a_folder_and_a_file_in_none_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "out"):
-        with pytest.raises(InputError, match="--output: .*: cannot be written"):
+        with pytest.raises(InputError, match=r"--output: .*: cannot be written"):
             open_output(path)

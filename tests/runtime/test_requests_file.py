@@ -149,5 +149,5 @@ def test_end_tokens_are_those_of_generation_config_or_else_of_config(
 
 
 def test_an_end_token_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="config.json: eos_token_id: 'x' is no token"):
+    with pytest.raises(InputError, match=r"config.json: eos_token_id: 'x' is no token"):
         find_end_tokens(tmp_path, {"eos_token_id": "x"})
