@@ -136,8 +136,9 @@ def keep_rows(state: RunState, rows: Sequence[int], micro_batch_size: int) -> Ru
         positions={},
         waiting={},
     )
-    if state.device.cuda:  # made here, whole, as several lanes read them
+    if state.device.cuda:  # made here, whole, as several lanes read them, each in a stream of its own
         for j in range(len(decode)):
             for name in TIERS:
                 kept.index(j, name)
+        torch.cuda.synchronize()
     return kept

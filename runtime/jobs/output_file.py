@@ -43,7 +43,10 @@ class Result:
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": len(self.token_ids),
         }
-        return json.dumps(document, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        text = json.dumps(document, ensure_ascii=False)
+        for separator in "\x85\u2028\u2029":  # ends of lines to some readers, none in JSON
+            text = text.replace(separator, f"\\u{ord(separator):04x}")
+        return text.encode("utf-8", "replace") + b"\n"
 
 
 class OutputFile:
@@ -57,9 +60,11 @@ class OutputFile:
         Bytes of half a line that were cut off [byte].
     """
 
-    def __init__(self, path: Path, handle: int, finished: dict[str | int, int], size: int, cut: int) -> None:
+    def __init__(
+        self, path: Path, handle: int, finished: dict[str | int, int], size: int, cut: int, *, new: bool
+    ) -> None:
         self.path, self.finished, self.cut = path, finished, cut
-        self._handle, self._size = handle, size
+        self._handle, self._size, self._new = handle, size, new
 
     def add(self, results: Iterable[Result]) -> None:
         """Write lines, and return when the disk has them.
@@ -92,6 +97,11 @@ class OutputFile:
             os.fsync(self._handle)
         except OSError:  # the next start cuts it off
             return
+
+    def drop_if_new(self) -> None:
+        """Remove a file that was made for this run and got no result."""
+        if self._new and self._size == 0:
+            self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""
@@ -141,7 +151,7 @@ def open_output(path: Path) -> OutputFile:
     except BaseException:
         os.close(handle)
         raise
-    return OutputFile(path, handle, finished, size, cut)
+    return OutputFile(path, handle, finished, size, cut, new=not there)
 
 
 def _read(path: Path, handle: int, where: str) -> tuple[dict[str | int, int], int, int]:

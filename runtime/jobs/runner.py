@@ -137,7 +137,11 @@ def run_prompts(
             say(f"{options.output}: {output.cut} bytes of half a result were cut off")
         began = time.perf_counter()
         before = dict(output.finished)
-        work = _prepare(options, output, say, tell)
+        try:
+            work = _prepare(options, output, say, tell)
+        except BaseException:
+            output.drop_if_new()
+            raise
         for fault in work.faults[:FAULTS_TOLD]:
             say(f"{options.source}: line {fault.line}: {fault.fact}")
         if len(work.faults) > FAULTS_TOLD:

@@ -208,6 +208,10 @@ def test_files_that_would_destroy_something_are_refused(folder: Path, tmp_path: 
     other = tmp_path / "notes.txt"
     other.write_text("mine\n")
     assert "is not the result of a job" in refused(*given, "--output", other)
+    source.write_text("oops\n")
+    assert "line 1: 'oops' is not JSON" in refused(*given, "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    source.write_text(held)
     assert source.read_text() == held and other.read_text() == "mine\n"
     assert "no such file" in refused(*given[:-1], tmp_path / "none", "--output", tmp_path / "out")
 

@@ -33,6 +33,14 @@ def test_a_result_is_one_line(tmp_path: Path) -> None:
         assert (tmp_path / "out").read_bytes() == WHOLE
 
 
+def test_a_text_never_breaks_its_line_for_any_reader(tmp_path: Path) -> None:
+    text = "a\x85b\u2028c\u2029d\r\ne\x0bf\x1cg"
+    with open_output(tmp_path / "out") as file:
+        file.add([Result(id=1, token_ids=(1,), text=text, finish_reason="stop", prompt_tokens=1)])
+    (line,) = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["text"] == text
+
+
 def test_opened_again_it_says_what_is_done_and_goes_on(tmp_path: Path) -> None:
     with open_output(tmp_path / "out") as file:
         assert file.finished == {}
