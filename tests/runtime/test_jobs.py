@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cases import model_folder
 from command import refused, run
 from test_requests_file import save_words
@@ -23,12 +26,14 @@ from hrm.plans import read_plan_document
 from hrm.profile_files import load_profile
 from hrm.units import GIB
 from runtime.early_ends import Ended
+from runtime.jobs import runner
 from runtime.jobs.auto_plan import guess_profile
 from runtime.jobs.batch_room import cut_to_room, longest_prompt
 from runtime.jobs.preflight import output_bytes
 from runtime.jobs.progress import JobProgress, duration
 from runtime.jobs.requests_file import JobRequest
 from runtime.jobs.runner import JobOptions, run_prompts
+from runtime.jobs.stopping import stop_on_sigterm
 from runtime.placement import place_batch
 
 GENERATED, PROMPT = 8, 12
@@ -245,6 +250,60 @@ def test_a_result_takes_no_more_than_was_counted() -> None:
         "generated_tokens": 100,
     }
     assert len(json.dumps(line)) <= output_bytes([request])
+
+
+# Disturbances from outside (test_job_kills.py has the rest)
+
+
+def test_memory_that_others_took_is_said_with_what_is_done(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = runner.finish_batch
+    batches = []
+
+    def second_fails(*given: Any) -> None:
+        batches.append(given)
+        if len(batches) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        real(*given)
+
+    source = write(tmp_path / "in.jsonl", prompts_of(9))
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "finish_batch", second_fails)
+        code, _, err = job(folder, source, tmp_path / "out.jsonl")
+    assert code == 2 and "GPU memory ran out, which something else may have taken" in err
+    assert "6 results are in" in err and "start the same command again" in err
+    assert len(rows_of(tmp_path / "out.jsonl")) == 6
+    assert job(folder, source, tmp_path / "out.jsonl")[0] == 0
+    assert len(rows_of(tmp_path / "out.jsonl")) == 9
+
+
+def test_the_first_sigterm_waits_for_the_step_and_the_second_for_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_sigterm() as stopper:
+        stopper.may_wait = lambda: True
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopper.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+    with stop_on_sigterm() as stopper, pytest.raises(KeyboardInterrupt):  # nothing could end soon: at once
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_disk_without_room_for_the_results_is_said_before_anything_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in.jsonl", prompts_of(9))
+    stat = os.statvfs(tmp_path)
+    fields = list(stat)
+    fields[4] = 0  # blocks that are free
+    monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result(fields))
+    code, _, err = job(folder, source, tmp_path / "out.jsonl")
+    assert code == 2 and "9 results take up to" in err and "0.0 MiB are free there" in err
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 # A machine that is guessed
