@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hrm.attention_tasks import KV_LANDINGS, AttentionTasks
+from hrm.attention_tasks import AttentionTasks
 from hrm.graph import Hold, Op, Operator
 from hrm.holds import ACTIVATIONS, WAITING, held
 from hrm.issuing import CPU, D2H, DISK, GPU, H2D, Issued, Stage
