@@ -76,7 +76,9 @@ def _spread(
     loads = [[0, 0, 0] for _ in range(parts)]
     landed, requests = [0] * parts, cache.placement.requests
     for tier, name in enumerate(TIERS):
-        capacity = cache.pools[name].capacity  # on disk in whole blocks, which a landing buffer holds and a slot does not
+        capacity = cache.pools[
+            name
+        ].capacity  # on disk in whole blocks, which a landing buffer holds and a slot does not
         mine = sorted((row for row in rows if row in capacity), key=lambda row: (-capacity[row], row))
         for row in mine:
             tokens = requests[row].tokens

@@ -16,9 +16,9 @@ from hrm.points import prefill_choice
 from hrm.policy import Policy
 from hrm.scenario import Scenario
 from runtime.arena import Arenas
+from runtime.arena_terms import make_arenas
 from runtime.batches import SizedBatch, cut_batches
 from runtime.placement import Placement, place_batch
-from runtime.session import make_arenas
 
 __all__ = ["cut_to_room", "longest_prompt"]
 
