@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -236,9 +236,22 @@ def _runtime_for(command: str) -> Iterator[None]:
 
 @app.command("run")
 def run_plan(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    plan_file: Annotated[
+        Path | None, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o; or --hw, to make one.")
+    ] = None,
     model_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+    ] = None,
+    input_: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Run a job: JSONL of prompts, results in --output.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of a job: 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Of a job: tokens are drawn from the likeliest that have P.")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Of a job: for lines that do not say; default: the plan's.")
+    ] = None,
+    hw: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a job without PLAN: auto is this machine, or a profile.")
     ] = None,
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
@@ -268,10 +281,20 @@ def run_plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the tokens, JSONL.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of random weights, random prompts and sampling.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Run a plan with real tensors, on a CUDA GPU or emulated, and set it beside its prediction."""
+    """Run a plan with real tensors, on a CUDA GPU or emulated: a job of prompts, or a batch beside its prediction."""
+    if input_ is not None:
+        _run_prompts(dict(locals()))
+        return
+    if plan_file is None:
+        raise InputError("which plan is not said", where="hrm run", way_out="PLAN, or --hw auto and --input FILE")
+    for value, option in ((temperature, "--temperature"), (max_new_tokens, "--max-new-tokens"), (hw, "--hw")):
+        if value:
+            raise InputError("is of a job", where=option, way_out="with --input FILE")
+    if top_p != 1.0:
+        raise InputError("is of a job", where="--top-p", way_out="with --input FILE")
     with Progress(json_, "starting torch"), _runtime_for("hrm run"):
         from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
@@ -299,6 +322,43 @@ def run_plan(
     for path in (trace, output):
         if path is not None:
             say(f"saved to {path}")
+
+
+def _run_prompts(given: dict[str, Any]) -> None:
+    """`hrm run --input`: a job."""
+    for option in ("random_weights", "layers", "prompt_ids", "requests", "pace_links", "trace", "steps", "full"):
+        if given[option]:
+            name = f"--{option.replace('_', '-')}"
+            raise InputError("is not of a job", where=name, way_out="without --input, for one batch")
+    if given["plan_file"] is not None and given["hw"] is not None:
+        raise InputError("PLAN is one already", where="--hw", way_out="one of the two")
+    for option in ("model_dir", "output"):
+        if given[option] is None:
+            name = f"--{option.replace('_', '-')}"
+            raise InputError("is missing, which a job needs", where="hrm run --input", way_out=name)
+    with Progress(given["json_"], "starting torch"), _runtime_for("hrm run"):
+        from runtime.jobs.report import log_lines, print_job
+        from runtime.jobs.runner import JobOptions, run_prompts
+        from runtime.jobs.sampling import Sampling
+
+    options = JobOptions(
+        plan_file=given["plan_file"],
+        hardware=given["hw"],
+        model_dir=given["model_dir"],
+        source=given["input_"],
+        output=given["output"],
+        sampling=Sampling(temperature=given["temperature"], top_p=given["top_p"], seed=given["seed"]),
+        max_new_tokens=given["max_new_tokens"],
+        device=given["device"],
+        schedule=given["schedule"],
+        disk_dir=given["disk_dir"],
+    )
+    with Progress(given["json_"], "reading the plan") as tell:
+        outcome = run_prompts(options, say=say, tell=tell or log_lines(say))
+    document = outcome.document
+    print_json(document) if given["json_"] else print_screen(lambda console: print_job(document, console))
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
 
 
 @app.command("diff")

@@ -1,0 +1,89 @@
+"""What would fail at three in the morning, found out before anything runs.
+
+That weights, KV cache and buffers fit what is free now, of GPU memory, CPU memory (within the container's limit) and
+disk, and that the GPU computes in the formats of the plan, `runtime.run_job.choose_machine` has found out; that every
+shard of the checkpoint is there, whole and readable, `runtime.checkpoint.open_checkpoint` has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from hrm.errors import InputError
+from hrm.host_facts import HostFacts
+from hrm.scenario import Scenario
+from hrm.units import GIB, MIB
+from runtime.jobs.requests_file import JobRequest
+
+__all__ = ["check_end_tokens", "check_output_room", "check_paths", "lock_warning", "output_bytes"]
+
+LINE_BYTES = 150
+"""Of a result without its tokens and its text, about [byte]."""
+
+TOKEN_BYTES = 14
+"""Of a token, as a number and as text: five digits and two signs, six letters and a space; about [byte]."""
+
+
+def check_paths(source: Path, output: Path) -> None:
+    """Refuse files that are one.
+
+    Raises
+    ------
+    InputError
+        Results would go where the requests are.
+    """
+    if source.resolve() == output.resolve():
+        raise InputError("is also --input", where=f"--output: {output}", way_out="another file")
+
+
+def output_bytes(requests: Sequence[JobRequest]) -> int:
+    """What the results will take at most, about [byte]."""
+    return sum(LINE_BYTES + len(str(each.id)) + TOKEN_BYTES * each.max_new_tokens for each in requests)
+
+
+def check_output_room(output: Path, requests: Sequence[JobRequest]) -> None:
+    """Refuse a disk that will be full before the job is done.
+
+    Raises
+    ------
+    InputError
+        Says what is free, and what is needed.
+    """
+    try:
+        stat = os.statvfs(output.absolute().parent)
+    except OSError:  # a file system that does not say
+        return
+    free, needed = stat.f_bavail * stat.f_frsize, output_bytes(requests)
+    if needed > free:
+        raise InputError(
+            f"{len(requests):,} results take up to {needed / MIB:,.1f} MiB, {free / MIB:,.1f} MiB are free there",
+            where=f"--output: {output}",
+            way_out="make room, or a file on another disk",
+        )
+
+
+def check_end_tokens(ends: Collection[int], vocabulary: int, where: str) -> None:
+    """Refuse end tokens that the model cannot give.
+
+    Raises
+    ------
+    InputError
+        One is beyond the vocabulary.
+    """
+    beyond = [token for token in ends if token >= vocabulary]
+    if beyond:
+        raise InputError(
+            f"{beyond[0]} is no token of a model of {vocabulary:,}", where=where, way_out="the files of one checkpoint"
+        )
+
+
+def lock_warning(scenario: Scenario, pinned_bytes: float, host: HostFacts) -> str | None:
+    """What to know where more memory is to be page-locked than the system's limit for a process."""
+    if pinned_bytes <= host.lockable_bytes:
+        return None
+    return (
+        f"up to {pinned_bytes / GIB:.1f} GiB are page-locked for {scenario.model.name}, and the limit is "
+        f"{host.lockable_bytes / GIB:.2f} GiB (ulimit -l): the driver of a GPU may go beyond, and says if not"
+    )
