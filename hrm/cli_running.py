@@ -125,6 +125,9 @@ def run_plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the tokens, JSONL.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Of a job: write a page of what was predicted and measured.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights, random prompts and sampling.")] = 0,
     json_: Json = False,
 ) -> None:
@@ -134,11 +137,10 @@ def run_plan(
         return
     if plan_file is None:
         raise InputError("which plan is not said", where="hrm run", way_out="PLAN, or --hw auto and --input FILE")
-    for value, option in ((temperature, "--temperature"), (max_new_tokens, "--max-new-tokens"), (hw, "--hw")):
+    given = {"--temperature": temperature, "--max-new-tokens": max_new_tokens, "--hw": hw, "--report": report}
+    for option, value in (given | {"--top-p": None if top_p == 1.0 else top_p}).items():
         if value:
             raise InputError("is of a job", where=option, way_out="with --input FILE")
-    if top_p != 1.0:
-        raise InputError("is of a job", where="--top-p", way_out="with --input FILE")
     with Progress(json_, "starting torch"), _runtime_for("hrm run"):
         from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
@@ -191,6 +193,7 @@ def _run_prompts(given: dict[str, Any]) -> None:
         model_dir=given["model_dir"],
         source=given["input_"],
         output=given["output"],
+        report=given["report"],
         sampling=Sampling(temperature=given["temperature"], top_p=given["top_p"], seed=given["seed"]),
         max_new_tokens=given["max_new_tokens"],
         device=given["device"],

@@ -71,7 +71,7 @@ class EarlyEnds:
     stop : callable
         Whether to stop before the next graph.
     on_piece : callable, optional
-        Told (graph as it ran, requests in it).
+        Told every graph as it ran, the state of the batch in it, and the seconds it took, those of laying out included.
     on_experts : callable, optional
         Told every routing, as in `Session.generate`.
     decoding : bool
@@ -86,7 +86,7 @@ class EarlyEnds:
     score: RequestScore | None = None
     whole: bool = False
     stop: Callable[[], bool] = lambda: False
-    on_piece: Callable[[Piece, int], None] | None = None
+    on_piece: Callable[[Piece, RunState, float], None] | None = None
     on_experts: Callable[[TaskId, Routing], None] | None = None
     decoding: bool = False
     phases: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0})
@@ -148,7 +148,7 @@ def _run(session: Session, state: RunState, steps: Steps, how: EarlyEnds) -> flo
     took = time.perf_counter() - began
     how.phases["prefill" if steps.prefill else "decode"] += took
     if how.on_piece is not None:
-        how.on_piece(piece, state.placement.size)
+        how.on_piece(piece, state, took)
     return took
 
 

@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hrm.errors import InputError
 
-__all__ = ["OutputFile", "Result", "open_output"]
+__all__ = ["Done", "OutputFile", "Result", "open_output", "sync_folder"]
 
 BEGINNING = b'{"id": '
 """Of every line."""
@@ -49,19 +49,27 @@ class Result:
         return text.encode("utf-8", "replace") + b"\n"
 
 
+class Done(NamedTuple):
+    """What the line of a finished request says of it: token counts, and why it ended."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    finish_reason: str
+
+
 class OutputFile:
     """The results of a job, open and locked. Made by `open_output`.
 
     Attributes
     ----------
-    finished : dict of id to int
-        Requests that have their line, and how many tokens were generated for each.
+    finished : dict of id to Done
+        Requests that have their line.
     cut : int
         Bytes of half a line that were cut off [byte].
     """
 
     def __init__(
-        self, path: Path, handle: int, finished: dict[str | int, int], size: int, cut: int, *, new: bool
+        self, path: Path, handle: int, finished: dict[str | int, Done], size: int, cut: int, *, new: bool
     ) -> None:
         self.path, self.finished, self.cut = path, finished, cut
         self._handle, self._size, self._new = handle, size, new
@@ -81,7 +89,7 @@ class OutputFile:
                 while written < len(line):
                     written += os.write(self._handle, line[written:])
                 self._size += len(line)
-                self.finished[result.id] = len(result.token_ids)
+                self.finished[result.id] = Done(result.prompt_tokens, len(result.token_ids), result.finish_reason)
             os.fsync(self._handle)
         except OSError as error:
             self._cut_off()
@@ -144,7 +152,7 @@ def open_output(path: Path) -> OutputFile:
             os.ftruncate(handle, size)
         if cut or not there:
             os.fsync(handle)
-            _sync_folder(path)
+            sync_folder(path)
     except OSError as error:
         os.close(handle)
         raise InputError(f"cannot be read: {error.strerror or error}", where=where) from None
@@ -154,9 +162,9 @@ def open_output(path: Path) -> OutputFile:
     return OutputFile(path, handle, finished, size, cut, new=not there)
 
 
-def _read(path: Path, handle: int, where: str) -> tuple[dict[str | int, int], int, int]:
+def _read(path: Path, handle: int, where: str) -> tuple[dict[str | int, Done], int, int]:
     """Ids that are done, bytes of whole lines, bytes after them."""
-    finished: dict[str | int, int] = {}
+    finished: dict[str | int, Done] = {}
     size = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -165,26 +173,27 @@ def _read(path: Path, handle: int, where: str) -> tuple[dict[str | int, int], in
                 if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
                     raise _foreign(where, number)
                 return finished, size, len(line)
-            name, count = _parse(line, where, number)
+            name, done = _parse(line, where, number)
             if name in finished:
                 raise InputError(
                     f"line {number} has the id {name!r:.60} once more", where=where, way_out="another file"
                 )
-            finished[name] = count
+            finished[name] = done
             size += len(line)
     return finished, size, 0
 
 
-def _parse(line: bytes, where: str, number: int) -> tuple[str | int, int]:
+def _parse(line: bytes, where: str, number: int) -> tuple[str | int, Done]:
     try:
         value: Any = json.loads(line)
         name, tokens = value["id"], value["token_ids"]
-        sound = isinstance(name, str | int) and isinstance(tokens, list) and "finish_reason" in value
+        done = Done(value["prompt_tokens"], len(tokens), value["finish_reason"])
+        sound = isinstance(name, str | int) and isinstance(tokens, list) and isinstance(done.prompt_tokens, int)
     except (ValueError, RecursionError, TypeError, KeyError):
         sound = False
     if not sound:
         raise _foreign(where, number)
-    return name, len(tokens)
+    return name, done
 
 
 def _foreign(where: str, number: int) -> InputError:
@@ -195,7 +204,7 @@ def _foreign(where: str, number: int) -> InputError:
     )
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """A new name is safe once its folder is."""
     try:
         folder = os.open(path.absolute().parent, os.O_RDONLY)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from hrm.errors import InputError
 from hrm.host_facts import HostFacts
+from hrm.output_files import check_file
 from hrm.scenario import Scenario
 from hrm.units import GIB, MIB
+from runtime.jobs.options import JOB_ENDING, PLAN_ENDING, JobOptions
 from runtime.jobs.requests_file import JobRequest
 
 __all__ = ["check_end_tokens", "check_output_room", "check_paths", "lock_warning", "output_bytes"]
@@ -26,16 +28,33 @@ TOKEN_BYTES = 14
 """Of a token, as a number and as text: five digits and two signs, six letters and a space; about [byte]."""
 
 
-def check_paths(source: Path, output: Path) -> None:
-    """Refuse files that are one.
+def check_paths(options: JobOptions) -> None:
+    """Refuse files that are one, or that cannot be read or written, before anything takes long.
 
     Raises
     ------
     InputError
-        Results would go where the requests are.
+        Results would go where the requests are, a folder is missing, and the like.
     """
-    if source.resolve() == output.resolve():
-        raise InputError("is also --input", where=f"--output: {output}", way_out="another file")
+    if not options.source.is_file():
+        fact = "is a folder" if options.source.is_dir() else "no such file"
+        raise InputError(fact, where=f"--input: {options.source}", way_out="a file of JSON lines")
+    if options.disk_dir is not None and not options.disk_dir.is_dir():
+        raise InputError("no such folder", where=f"--disk-dir: {options.disk_dir}")
+    seen = {options.source.resolve(): "--input"}
+    if options.plan_file is not None:
+        seen.setdefault(options.plan_file.resolve(), "PLAN")
+    made = [JOB_ENDING] if options.plan_file is not None else [JOB_ENDING, PLAN_ENDING]
+    named = [("--output", options.output), ("--report", options.report)]
+    named += [(f"{ending[1:]} of --output", options.output.with_name(options.output.name + ending)) for ending in made]
+    for option, path in named:
+        if path is None:
+            continue
+        other = seen.setdefault(path.resolve(), option)
+        if other != option:
+            raise InputError(f"is also {other}", where=f"{option}: {path}", way_out="another file")
+        if option.startswith("--"):
+            check_file(path, f"{option}: {path}")
 
 
 def output_bytes(requests: Sequence[JobRequest]) -> int:
@@ -43,8 +62,16 @@ def output_bytes(requests: Sequence[JobRequest]) -> int:
     return sum(LINE_BYTES + len(str(each.id)) + TOKEN_BYTES * each.max_new_tokens for each in requests)
 
 
-def check_output_room(output: Path, requests: Sequence[JobRequest]) -> None:
+def check_output_room(output: Path, requests: Sequence[JobRequest], more: int = 0) -> None:
     """Refuse a disk that will be full before the job is done.
+
+    Parameters
+    ----------
+    output : Path
+    requests : sequence of JobRequest
+        That are to be run.
+    more : int
+        Of files beside the output [byte].
 
     Raises
     ------
@@ -55,7 +82,7 @@ def check_output_room(output: Path, requests: Sequence[JobRequest]) -> None:
         stat = os.statvfs(output.absolute().parent)
     except OSError:  # a file system that does not say
         return
-    free, needed = stat.f_bavail * stat.f_frsize, output_bytes(requests)
+    free, needed = stat.f_bavail * stat.f_frsize, output_bytes(requests) + more
     if needed > free:
         raise InputError(
             f"{len(requests):,} results take up to {needed / MIB:,.1f} MiB, {free / MIB:,.1f} MiB are free there",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hrm.units import GIB
+from runtime.jobs.figures import LEVELS, size_text
 from runtime.jobs.progress import duration
 
 if TYPE_CHECKING:
@@ -49,9 +49,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"{document['throughput_tokens_per_s']:,.3g} token/s, {predicted:,.3g} predicted for {document['hardware']}"
             + (" (emulated: says nothing about it)" if document["emulated"] else "")
         )
-        held = ", ".join(f"{level.upper()} {size / GIB:,.3g} GiB" for level, size in document["memory"].items())
+        peaks = {level: row["running_bytes"] for level, row in document["memory"].items() if row["running_bytes"]}
+        held = ", ".join(f"{LEVELS[level]} {size_text(size)}" for level, size in peaks.items())
         share = document["bookkeeping_s"] / document["run_s"]
-        yield f"peak memory: {held}; writing results took {share:.2%} of the time"
+        yield f"peaks: {held}; writing results took {share:.2%} of the time"
     if document["refused"]:
         yield f"{len(document['refused']):,} lines of {document['input']} cannot be run, see above"
     if document["stopped"]:

@@ -109,7 +109,7 @@ def test_requests_leave_after_the_graph_in_which_they_end() -> None:
         ends=(),
         deliver=lambda ended: told.append(sorted(each.index for each in ended)),
         steps=4,
-        on_piece=lambda piece, requests: sizes.append((requests, piece.steps.last)),
+        on_piece=lambda piece, state, _: sizes.append((state.placement.size, piece.steps.last)),
     )
     session = open_tiny(FOLDER, wide_case(), generated=GENERATED)
     finish(session, (1, 2, 2, 6, 9, 9, 9, 9, 9, 12), how)

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from hrm.errors import InputError
-from runtime.jobs.output_file import Result, open_output
+from runtime.jobs.output_file import Done, Result, open_output
 
 
 def result(name: str | int, *tokens: int) -> Result:
@@ -46,7 +46,7 @@ def test_opened_again_it_says_what_is_done_and_goes_on(tmp_path: Path) -> None:
         assert file.finished == {}
         file.add([result("a", 1, 2), result(7, 5)])
     with open_output(tmp_path / "out") as file:
-        assert file.finished == {"a": 2, 7: 1}
+        assert file.finished == {"a": Done(3, 2, "stop"), 7: Done(3, 1, "stop")}
         file.add([result("7", 6)])
     assert [json.loads(line)["id"] for line in (tmp_path / "out").read_text().splitlines()] == ["a", 7, "7"]
 
@@ -56,7 +56,7 @@ def test_half_a_line_is_cut_off_wherever_it_ends(kept: int, tmp_path: Path) -> N
     second = WHOLE.replace(b'"a"', b'"b"')
     (tmp_path / "out").write_bytes(WHOLE + second[:kept])
     with open_output(tmp_path / "out") as file:
-        assert (file.finished, file.cut) == ({"a": 2}, kept)
+        assert (file.finished, file.cut) == ({"a": Done(3, 2, "stop")}, kept)
     assert (tmp_path / "out").read_bytes() == WHOLE
 
 
