@@ -181,7 +181,8 @@ def _run_prompts(given: dict[str, Any]) -> None:
     for option in ("model_dir", "output"):
         if given[option] is None:
             name = f"--{option.replace('_', '-')}"
-            raise InputError("is missing, which a job needs", where="hrm run --input", way_out=name)
+            way_out = f"{name} {'DIR' if option == 'model_dir' else 'FILE'}"
+            raise InputError("is missing, and a job needs it", where=name, way_out=way_out)
     with Progress(given["json_"], "starting torch"), _runtime_for("hrm run"):
         from runtime.jobs.report import log_lines, print_job
         from runtime.jobs.runner import JobOptions, run_prompts

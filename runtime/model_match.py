@@ -25,6 +25,7 @@ def check_same_model(
     *,
     where: str,
     whose: str = "the plan",
+    there: str = "in the plan",
     way_out: str = "the folder of the model that was planned for, or hrm plan --model with this folder",
 ) -> None:
     """Refuse a model that has other shapes, or computes otherwise, than the one a plan was made for.
@@ -35,8 +36,8 @@ def check_same_model(
         The keys of both config.json. What does not matter to a run (versions, names, token ids) may differ.
     where : str
         What messages call the file that was found.
-    whose : str
-        What they call that which has the other one.
+    whose, there : str
+        What they call that which has the other one, and say of its values.
     way_out : str
 
     Raises
@@ -53,7 +54,7 @@ def check_same_model(
     if not telling:  # only together do keys make a difference: name what they make
         mine, other = first, second
         telling = [key for key in mine if mine[key] != other[key]]
-    shown = [f"{key} is {_in_words(other.get(key))}, in {whose} {_in_words(mine.get(key))}" for key in telling]
+    shown = [f"{key} is {_in_words(other.get(key))}, {there} {_in_words(mine.get(key))}" for key in telling]
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     raise InputError(
         f"is another model than that of {whose}: {'; '.join(shown[:3])}{more}",

@@ -27,6 +27,7 @@ from hrm.scenario import Scenario, choose_formats
 from hrm.units import GIB
 from hrm.workload import Workload
 from runtime.device_names import same_gpu_name
+from runtime.jobs.progress import rate_text
 
 __all__ = ["describe_choice", "guess_profile", "plan_here"]
 
@@ -148,9 +149,10 @@ def describe_choice(plan: Plan, assumed: str) -> str:
             f"attention on the {'GPU' if policy.attention_on_gpu else 'CPU'}, {policy.weights_on_gpu:.0%} of the "
             f"experts and {policy.kv_on_gpu:.0%} of the KV cache on the GPU"
         )
+    parts = f"{policy.num_micro_batches:,} micro-batch{'es' * (policy.num_micro_batches > 1)}"
     return (
-        f"planned for {assumed}: batches of {policy.batch_size:,} in {policy.num_micro_batches:,} micro-batches, "
-        f"{where}, schedule {policy.schedule}; {predicted.throughput_tokens_per_s:,.3g} token/s predicted"
+        f"planned for {assumed}: batches of {policy.batch_size:,} in {parts}, "
+        f"{where}, schedule {policy.schedule}; {rate_text(predicted.throughput_tokens_per_s)} token/s predicted"
     )
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from hrm.gantt import OP_COLOURS, lane_in_words, op_in_words
 from hrm.graph import Op
 from hrm.trace_names import parse_lane
-from hrm.units import GIB, MIB
+from runtime.jobs.progress import size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LEVELS", "draw_lanes", "draw_memory", "draw_throughput", "size_text"]
+__all__ = ["LEVELS", "draw_lanes", "draw_memory", "draw_throughput"]
 
 BLUE, VERMILLION, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe-Ito: told apart by every common kind of colour vision
 WIDTH = 10.4  # inch
@@ -56,7 +56,7 @@ def draw_throughput(document: Mapping[str, Any]) -> Figure:
         axes.grid(color="0.92", linewidth=0.7)
         axes.set_axisbelow(True)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}")
-    upper.legend(frameon=False, loc="upper left")
+    upper.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.0)
     return figure
 
 
@@ -150,11 +150,6 @@ def draw_memory(document: Mapping[str, Any]) -> Figure:
 
 def _peak(row: Mapping[str, Any]) -> float:
     return float(max(row["loading_bytes"] or 0, row["running_bytes"] or 0))
-
-
-def size_text(size: float) -> str:
-    """Bytes in a unit that suits them."""
-    return f"{size / GIB:,.2f} GiB" if size >= GIB else f"{size / MIB:,.2f} MiB"
 
 
 def _unit(seconds: float) -> tuple[float, str]:

@@ -61,6 +61,7 @@ class JobFile:
             source["config"],
             where=f"{source['folder']}/config.json",
             whose=f"the results in {output.path}",
+            there="there",
             way_out=way_out,
         )
         for name, digest in before["weights"].items():

@@ -11,8 +11,8 @@ from hrm.gantt import lane_in_words, op_in_words
 from hrm.graph import Op
 from hrm.html_pages import Column, figure_svg, heading, html_page, html_table, note_line
 from hrm.trace_names import parse_lane
-from runtime.jobs.figures import LEVELS, draw_lanes, draw_memory, draw_throughput, size_text
-from runtime.jobs.progress import duration
+from runtime.jobs.figures import LEVELS, draw_lanes, draw_memory, draw_throughput
+from runtime.jobs.progress import duration, rate_text, size_text
 
 __all__ = ["render_job", "save_page"]
 
@@ -90,7 +90,7 @@ def _rates(document: Mapping[str, Any]) -> str:
     rows = []
     for key, words in RATES.items():
         ratio = document["predicted_over_measured"][key]
-        cells = [f"{document['predicted'][key]:,.4g}", f"{document[key]:,.4g}"]
+        cells = [rate_text(document["predicted"][key]), rate_text(document[key])]
         rows.append([words, *cells, "" if ratio is None else f"{ratio:.3f}"])
     heads: list[Column] = [("", False), ("predicted", True), ("measured", True), ("predicted / measured", True)]
     return html_table(heads, rows)
@@ -99,7 +99,7 @@ def _rates(document: Mapping[str, Any]) -> str:
 def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Were all requests to run to the plan's generation length, "
-        f"{document['predicted_throughput_tokens_per_s']:,.4g} token/s are predicted for these batches."
+        f"{rate_text(document['predicted_throughput_tokens_per_s'])} token/s are predicted for these batches."
     )
     hardware = document["hardware"]
     if document["emulated"]:
@@ -124,13 +124,13 @@ def _lanes(document: Mapping[str, Any]) -> str:
     rows, run = [], document["run_s"]
     for name, row in document["lanes"].items():
         busy = row["prefill_s"] + row["decode_s"]
-        pairs = [f"{row[key]:,.4g}" for key in ("predicted_prefill_s", "prefill_s", "predicted_decode_s", "decode_s")]
+        pairs = [rate_text(row[key]) for key in ("predicted_prefill_s", "prefill_s", "predicted_decode_s", "decode_s")]
         rows.append([lane_in_words(parse_lane(name), several=False), "all", *pairs, f"{busy / run:.1%}"])
         tasks = {**row["tasks"]["prefill"], **row["tasks"]["decode"]}
         for task in sorted(tasks, key=lambda task: -sum(row["tasks"][phase].get(task, 0.0) for phase in row["tasks"])):
             prefill, decode = (row["tasks"][phase].get(task, 0.0) for phase in ("prefill", "decode"))
             if prefill + decode >= LEAST_SHARE * run:
-                cells = ["", f"{prefill:,.4g}", "", f"{decode:,.4g}", f"{(prefill + decode) / run:.1%}"]
+                cells = ["", rate_text(prefill), "", rate_text(decode), f"{(prefill + decode) / run:.1%}"]
                 rows.append(["", op_in_words(Op(task)), *cells])
     heads: list[Column] = [("lane", False), ("task", False), ("prefill [s]: predicted", True), ("measured", True)]
     heads += [("decode [s]: predicted", True), ("measured", True), ("of the job", True)]

@@ -15,11 +15,12 @@ from hrm.errors import InputError
 from hrm.host_facts import HostFacts
 from hrm.output_files import check_file
 from hrm.scenario import Scenario
-from hrm.units import GIB, MIB
+from hrm.units import GIB
 from runtime.jobs.options import JOB_ENDING, PLAN_ENDING, JobOptions
+from runtime.jobs.progress import size_text
 from runtime.jobs.requests_file import JobRequest
 
-__all__ = ["check_end_tokens", "check_output_room", "check_paths", "lock_warning", "output_bytes"]
+__all__ = ["check_end_tokens", "check_options", "check_output_room", "lock_warning", "output_bytes"]
 
 LINE_BYTES = 150
 """Of a result without its tokens and its text, about [byte]."""
@@ -28,19 +29,24 @@ TOKEN_BYTES = 14
 """Of a token, as a number and as text: five digits and two signs, six letters and a space; about [byte]."""
 
 
-def check_paths(options: JobOptions) -> None:
-    """Refuse files that are one, or that cannot be read or written, before anything takes long.
+def check_options(options: JobOptions) -> None:
+    """Refuse files that are one, or that cannot be read or written, and the like, before anything takes long.
 
     Raises
     ------
     InputError
         Results would go where the requests are, a folder is missing, and the like.
     """
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise InputError(f"{options.max_new_tokens} tokens", where="--max-new-tokens", way_out="1 or more")
     if not options.source.is_file():
         fact = "is a folder" if options.source.is_dir() else "no such file"
         raise InputError(fact, where=f"--input: {options.source}", way_out="a file of JSON lines")
     if options.disk_dir is not None and not options.disk_dir.is_dir():
         raise InputError("no such folder", where=f"--disk-dir: {options.disk_dir}")
+    if options.output.exists() and not options.output.is_file():
+        fact = "is a folder" if options.output.is_dir() else "keeps no results"
+        raise InputError(fact, where=f"--output: {options.output}", way_out="the name of a file")
     seen = {options.source.resolve(): "--input"}
     if options.plan_file is not None:
         seen.setdefault(options.plan_file.resolve(), "PLAN")
@@ -85,7 +91,7 @@ def check_output_room(output: Path, requests: Sequence[JobRequest], more: int = 
     free, needed = stat.f_bavail * stat.f_frsize, output_bytes(requests) + more
     if needed > free:
         raise InputError(
-            f"{len(requests):,} results take up to {needed / MIB:,.1f} MiB, {free / MIB:,.1f} MiB are free there",
+            f"{len(requests):,} results take up to {size_text(needed)}, {size_text(free)} are free there",
             where=f"--output: {output}",
             way_out="make room, or a file on another disk",
         )

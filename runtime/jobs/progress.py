@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hrm.graph import TaskId
-from hrm.units import GIB
+from hrm.units import GIB, KIB, MIB
 from runtime.early_ends import Ended
 from runtime.experts import Routing
 
-__all__ = ["JobProgress", "duration"]
+__all__ = ["JobProgress", "duration", "rate_text", "size_text"]
 
 TELL_EVERY_S = 0.5
 """Between two lines [s]."""
+
+SIZES = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 def duration(seconds: float) -> str:
@@ -26,6 +28,17 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     hours, minutes = divmod(round(whole / 60), 60)
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min"
+
+
+def rate_text(number: float) -> str:
+    """Three digits of a small number, a large one whole, as people read them."""
+    return f"{number:,.3g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+
+def size_text(size: float) -> str:
+    """Bytes in a unit that suits them."""
+    unit, name = next(((unit, name) for unit, name in SIZES if size >= unit), SIZES[-1])
+    return f"{size / unit:,.2f} {name}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +114,8 @@ class JobProgress:
         so_far = self.tokens + self._flying
         if so_far > 0 and elapsed_s > 0:
             rate = so_far / elapsed_s
-            words.append(f"{rate:,.3g} token/s ({predicted:,.3g} predicted)")
+            words.append(f"{rate_text(rate)} token/s ({rate_text(predicted)} predicted)")
             words.append(f"{duration(max(0.0, self._waiting - self._flying) / rate)} left at most")
         names = {"gpu": "GPU", "cpu": "CPU"}
-        words += [f"{names[level]} {size / GIB:.3g} GiB" for level, size in self.held.items() if level in names]
+        words += [f"{names[level]} {size_text(size)}" for level, size in self.held.items() if level in names]
         return ", ".join(words)

@@ -153,7 +153,8 @@ def _parse(raw: bytes, default: int | None) -> tuple[str | int, str | tuple[int,
         raise _BadLine("has an id that is no text in UTF-8")
     given = [key for key in ("prompt", ID_LIST_KEY) if value.get(key) is not None]
     if len(given) != 1:
-        raise _BadLine(f"has {'both' if given else 'neither'} prompt and {ID_LIST_KEY}, one is needed")
+        words = ("both", "and") if given else ("neither", "nor")
+        raise _BadLine(f"has {words[0]} prompt {words[1]} {ID_LIST_KEY}: one of them is needed")
     return name, _prompt(value[given[0]], given[0]), _most(value.get("max_new_tokens"), default)
 
 

@@ -16,7 +16,7 @@ from runtime.jobs.job_watch import JobWatch
 from runtime.jobs.options import JobOptions
 from runtime.jobs.output_file import OutputFile, Result, open_output
 from runtime.jobs.page import save_page
-from runtime.jobs.preflight import check_paths
+from runtime.jobs.preflight import check_options
 from runtime.jobs.preparation import Work, prepare_job
 from runtime.jobs.prices import predicted_rate
 from runtime.jobs.progress import JobProgress
@@ -68,7 +68,7 @@ def run_prompts(
     KeyboardInterrupt
         Stopped where waiting was no use.
     """
-    check_paths(options)
+    check_options(options)
     with open_output(options.output) as output, stop_on_sigterm() as stopper:
         if output.cut:
             say(f"{options.output}: {output.cut} bytes of half a result were cut off")
@@ -82,6 +82,10 @@ def run_prompts(
             say(f"{options.source}: line {fault.line}: {fault.fact}")
         if len(work.faults) > FAULTS_TOLD:
             say(f"{options.source}: {len(work.faults) - FAULTS_TOLD} more lines cannot be run")
+        if any("the plan" in fault.fact for fault in work.faults):
+            say(
+                f"{work.job.file}: a plan with room for all: hrm plan with more --prompt-len or --gen-len, or --hw auto"
+            )
         document = describe_job(options, work) | {"prepared_s": time.perf_counter() - began}
         if work.requests:
             _run_and_describe(options, work, output, stopper, document, tell, say)
