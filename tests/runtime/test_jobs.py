@@ -302,7 +302,7 @@ def test_a_disk_without_room_for_the_results_is_said_before_anything_runs(
     fields[4] = 0  # blocks that are free
     monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result(fields))
     code, _, err = job(folder, source, tmp_path / "out.jsonl")
-    assert code == 2 and "9 results take up to" in err and "0.0 MiB are free there" in err
+    assert code == 2 and "9 results take up to" in err and "0.00 KiB are free there" in err
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -356,7 +356,7 @@ def test_progress_counts_tokens_of_requests_that_go_on(monkeypatch: pytest.Monke
     task = TaskId(Op.POST_ATTENTION, "decode", 4, 1, 0, None, 0, None)
     # 4 tokens of the one that is done and 6 of the other in 2 s; 4 + 20 are left at most
     assert progress.line(task, 2.0) == (
-        "batch 1 of 2, token 6, 1 of 3 done, 5 token/s (5 predicted), 4.8 s left at most, GPU 0.5 GiB"
+        "batch 1 of 2, token 6, 1 of 3 done, 5 token/s (5 predicted), 4.8 s left at most, GPU 512.00 MiB"
     )
 
 
