@@ -22,6 +22,9 @@ __all__ = ["Done", "OutputFile", "Result", "open_output", "sync_folder"]
 BEGINNING = b'{"id": '
 """Of every line."""
 
+TRIES = 3
+"""To open a file that another run removes: where numbers of files change, as on some network disks, it never is one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -98,6 +101,12 @@ class OutputFile:
                 where=f"--output: {self.path}",
                 way_out="make room and start the same command again: it goes on from there",
             ) from None
+        if _is_gone(self.path):
+            raise InputError(
+                f"was moved or removed; all {len(self.finished):,} results are in the file that had the name",
+                where=f"--output: {self.path}",
+                way_out="put it back and start the same command again",
+            )
 
     def _cut_off(self) -> None:
         try:
@@ -134,19 +143,13 @@ def open_output(path: Path) -> OutputFile:
     """
     where = f"--output: {path}"
     there = path.exists()
+    handle = _open_locked(path, where)
+    for _ in range(TRIES):
+        if _is_at(path, handle):
+            break
+        os.close(handle)  # another run had made it, and removed it again between opening and locking
+        there, handle = False, _open_locked(path, where)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror or error}", where=where) from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                "another run is writing to it", where=where, way_out="wait for it, or another file"
-            ) from None
-        except OSError:  # a file system without locks, e.g. some network ones: better none than no run
-            pass
         finished, size, cut = _read(path, handle, where)
         if cut:
             os.ftruncate(handle, size)
@@ -160,6 +163,41 @@ def open_output(path: Path) -> OutputFile:
         os.close(handle)
         raise
     return OutputFile(path, handle, finished, size, cut, new=not there)
+
+
+def _open_locked(path: Path, where: str) -> int:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror or error}", where=where) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        way_out = "wait for it, or another file"
+        raise InputError("another run is writing to it", where=where, way_out=way_out) from None
+    except OSError:  # a file system without locks, e.g. some network ones: better none than no run
+        pass
+    return handle
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether an open file is the one of this name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except OSError:
+        return False
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether there is no such file; one that only has another number by now is there, as on some network disks."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _read(path: Path, handle: int, where: str) -> tuple[dict[str | int, Done], int, int]:

@@ -59,8 +59,10 @@ def check_options(options: JobOptions) -> None:
         other = seen.setdefault(path.resolve(), option)
         if other != option:
             raise InputError(f"is also {other}", where=f"{option}: {path}", way_out="another file")
-        if option.startswith("--"):
-            check_file(path, f"{option}: {path}")
+    if not options.output.absolute().parent.is_dir():  # no more of it: to try to write it is for who has its lock
+        raise InputError("its folder does not exist", where=f"--output: {options.output}")
+    if options.report is not None:
+        check_file(options.report, f"--report: {options.report}")
 
 
 def output_bytes(requests: Sequence[JobRequest]) -> int:

@@ -25,9 +25,11 @@ from runtime.jobs.job_watch import Stretch
 from runtime.jobs.page import render_job
 from runtime.jobs.prices import price_stretches
 from runtime.jobs.progress import rate_text, size_text
+from runtime.jobs.requests_file import KEYS
 from runtime.jobs.runner import JobOptions, run_prompts
 from runtime.requests import make_requests
 
+ROOT = Path(__file__).resolve().parents[2]
 GENERATED = 8
 
 
@@ -175,3 +177,10 @@ def test_numbers_are_written_as_people_read_them() -> None:
         "1,000,000",
     ]
     assert [size_text(size) for size in (512, 3 * 2**20, 1.5 * 2**30)] == ["0.50 KiB", "3.00 MiB", "1.50 GiB"]
+
+
+def test_documented_keys_are_those_of_document_request_and_result(finished: tuple[dict[str, Any], Path]) -> None:
+    document, folder = finished
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    documented = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    assert documented == set(document) | set(next(iter(rows_of(folder / "out.jsonl").values()))) | set(KEYS)

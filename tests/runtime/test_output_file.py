@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -129,3 +130,32 @@ def test_a_folder_and_a_file_in_none_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "out"):
         with pytest.raises(InputError, match=r"--output: .*: cannot be written"):
             open_output(path)
+
+
+def test_a_file_that_is_moved_away_is_not_written_to_for_long(tmp_path: Path) -> None:
+    with open_output(tmp_path / "out") as file:
+        file.add([result("a", 1)])
+        (tmp_path / "out").rename(tmp_path / "moved")
+        with pytest.raises(InputError, match="was moved or removed; all 2 results are in the file that had the name"):
+            file.add([result("b", 2)])
+    with open_output(tmp_path / "moved") as file:
+        assert list(file.finished) == ["a", "b"]
+
+
+def test_a_file_that_vanishes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run made it, had nothing to write, and removed it."""
+    (tmp_path / "out").touch()
+    lock, calls = fcntl.flock, []
+
+    def lock_late(handle: int, how: int) -> None:
+        if not calls:
+            (tmp_path / "out").unlink()
+        calls.append(handle)
+        lock(handle, how)
+
+    monkeypatch.setattr("fcntl.flock", lock_late)
+    with open_output(tmp_path / "out") as file:
+        file.add([result("a", 1, 2)])
+    assert (tmp_path / "out").read_bytes() == WHOLE and len(calls) == 2
