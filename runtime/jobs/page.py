@@ -61,8 +61,8 @@ def render_job(document: Mapping[str, Any]) -> str:
     parts += [heading("Where the time went"), figure_svg(draw_lanes(document)), _lanes(document)]
     parts.append(
         note_line(
-            "Lanes work at the same time, so their seconds add up to more than the job took. Below the tasks of a lane "
-            "stands what the cost model says it would be busy."
+            "Lanes work at the same time, so their seconds add up to more than the job took. The grey bar below a lane is "
+            "what the cost model says that it would be busy."
         )
     )
     parts += [heading("Peaks of memory"), figure_svg(draw_memory(document)), _memory(document)]
@@ -111,12 +111,12 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"Everything ran on the CPU of this machine: the ratio means something if it is that of {hardware}."
     elif not document["same_gpu"]:
         yield f"This GPU is not the one of {hardware}, or that is not known: the ratio says how the two differ."
-    rest = document["run_s"] - document["prefill_s"] - document["decode_s"]
+    run = document["run_s"]
+    rest = max(0.0, run - document["prefill_s"] - document["decode_s"])
     yield (
-        f"Weights were loaded in {duration(document['load_s'])}, which does not count. Of the job, "
-        f"{document['laid_out_s'] / document['run_s']:.2%} went into laying out graphs, "
-        f"{document['bookkeeping_s'] / document['run_s']:.2%} into writing results and counting, and "
-        f"{max(0.0, rest) / document['run_s']:.2%} into everything outside prefill and decode, these included."
+        f"Weights were loaded in {duration(document['load_s'])}, which does not count. Of prefill and decode, "
+        f"{document['laid_out_s'] / run:.2%} of the job was the laying out of graphs. {rest / run:.2%} of it was outside "
+        f"both: {document['bookkeeping_s'] / run:.2%} for writing results and counting, the rest for making batches."
     )
 
 
@@ -138,11 +138,19 @@ def _lanes(document: Mapping[str, Any]) -> str:
 
 
 def _memory(document: Mapping[str, Any]) -> str:
-    rows = []
+    rows, notes = [], ""
     for level, row in document["memory"].items():
-        sizes = (row[key] for key in ("plan_bytes", "loading_bytes", "running_bytes"))
-        rows.append([LEVELS[level], *("" if size is None else size_text(size) for size in sizes)])
-    return html_table([("", False), ("plan", True), ("while loading", True), ("while running", True)], rows)
+        peak = max(row["loading_bytes"] or 0, row["running_bytes"] or 0)
+        sizes = ("" if row[key] is None else size_text(row[key]) for key in ("loading_bytes", "running_bytes"))
+        share = f"{peak / row['plan_bytes']:.1%}" if row["plan_bytes"] else ""
+        rows.append([LEVELS[level], size_text(row["plan_bytes"]), *sizes, share])
+        if row["reserve_bytes"]:
+            fact = (
+                f"What torch takes for itself, up to {size_text(row['reserve_bytes'])} of CPU memory, is not in a plan."
+            )
+            notes = note_line(fact)
+    heads: list[Column] = [("", False), ("plan", True), ("while loading", True), ("while running", True)]
+    return html_table([*heads, ("peak / plan", True)], rows) + notes
 
 
 def _requests(document: Mapping[str, Any]) -> str:

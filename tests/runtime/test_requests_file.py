@@ -51,7 +51,7 @@ BAD = {
     '{"id": true, "prompt": "a"}': "True is no id: a text or a whole number",
     '{"id": "\\ud800", "prompt": "a"}': "has an id that is no text in UTF-8",
     '{"id": "x"}': "has neither prompt nor prompt_token_ids: one of them is needed",
-    '{"id": "x", "prompt": "a", "prompt_token_ids": [1]}': "has both prompt and prompt_token_ids: one of them is needed",
+    '{"id": "x", "prompt": "a", "prompt_token_ids": [1]}': "has both prompt and prompt_token_ids: one of them is needed",  # noqa: E501
     '{"id": "x", "prompt": ""}': "prompt: '' is no text",
     '{"id": "x", "prompt": "a\\ud800"}': "prompt: 'a\\ud800' is no text",
     '{"id": "x", "prompt_token_ids": [1, -1]}': "prompt_token_ids: -1 is no token id",
