@@ -61,8 +61,8 @@ def render_job(document: Mapping[str, Any]) -> str:
     parts += [heading("Where the time went"), figure_svg(draw_lanes(document)), _lanes(document)]
     parts.append(
         note_line(
-            "Lanes work at the same time, so their seconds add up to more than the job took. The grey bar below a lane is "
-            "what the cost model says that it would be busy."
+            "Lanes work at the same time, so their seconds add up to more than the job took. The grey bar below a lane "
+            "is what the cost model says that it would be busy."
         )
     )
     parts += [heading("Peaks of memory"), figure_svg(draw_memory(document)), _memory(document)]
@@ -79,7 +79,7 @@ def _head(document: Mapping[str, Any]) -> Iterator[str]:
         f"{document['plan']} for {document['hardware']}, schedule {document['schedule']}."
     )
     if document["finished_before"]:
-        yield f"{document['finished_before']:,} results were there before: this page is of the last start alone."
+        yield f"{document['finished_before']:,} results were there before; this page is of the last start alone."
     if document.get("ended_by"):
         yield f"Ended by: {document['ended_by']}"
     elif document["stopped"]:
@@ -115,8 +115,8 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
     rest = max(0.0, run - document["prefill_s"] - document["decode_s"])
     yield (
         f"Weights were loaded in {duration(document['load_s'])}, which does not count. Of prefill and decode, "
-        f"{document['laid_out_s'] / run:.2%} of the job was the laying out of graphs. {rest / run:.2%} of it was outside "
-        f"both: {document['bookkeeping_s'] / run:.2%} for writing results and counting, the rest for making batches."
+        f"{document['laid_out_s'] / run:.2%} of the job was laying out graphs; {rest / run:.2%} was outside both: "
+        f"{document['bookkeeping_s'] / run:.2%} for writing results and counting, the rest for making batches."
     )
 
 
