@@ -47,6 +47,10 @@ class Arena:
         self.reserved: dict[str, int] = {}
         self.buffers: dict[str, int] = {}
 
+    def room(self, term: str) -> float:
+        """What buffers of a term may take, whole requests and blocks included [byte]."""
+        return self.planned.get(term, 0.0) + self.rounding.get(term, 0.0)
+
     def reserve(self, term: str, size: int) -> None:
         """Count a buffer against its term, and all of them against the peak of the level.
 
@@ -60,7 +64,7 @@ class Arena:
         total = self.reserved.get(term, 0) + size
         count = self.buffers.get(term, 0) + 1
         planned = self.planned.get(term, 0.0)
-        if total > (planned + self.rounding.get(term, 0.0)) * (1.0 + 1e-9) + SLACK_BYTES * count:
+        if total > self.room(term) * (1.0 + 1e-9) + SLACK_BYTES * count:
             raise InputError(
                 f"{term} would take {total / GIB:.4f} GiB of {self.level} memory, the plan foresees "
                 f"{planned / GIB:.4f} GiB",

@@ -9,9 +9,12 @@ from hrm.batching import MicroBatch, Request, assign_batch
 from hrm.errors import InputError
 from hrm.points import prefill_choice
 from hrm.policy import Policy
-from hrm.scenario import Scenario
+from hrm.prediction import Prediction
+from hrm.rates import derive_rates
+from hrm.scenario import Scenario, measure_sizes
+from hrm.trivial import predict_policy
 
-__all__ = ["SizedBatch", "cut_batches"]
+__all__ = ["SizedBatch", "cut_batches", "predict_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +94,12 @@ def _sized(parts: Sequence[MicroBatch], policy: Policy, scenario: Scenario) -> P
 def _prefill_tokens(scenario: Scenario, batch_size: int, requests: int) -> float:
     """Prompt tokens of a prefill micro-batch of at most so many requests, at worst."""
     return float(prefill_choice(scenario, float(batch_size), float(requests)).tokens)
+
+
+def predict_batch(scenario: Scenario, batch: SizedBatch) -> Prediction:
+    """What the cost model says of a batch as it is run: its requests, their lengths."""
+    lengths = tuple(request.prompt_tokens for request in batch.requests)
+    workload = replace(scenario.workload, prompt_lengths=lengths, num_requests=len(lengths), padded=False)
+    as_run = replace(scenario, workload=workload)
+    rates = derive_rates(scenario.profile, scenario.formats)
+    return predict_policy(as_run, measure_sizes(as_run), rates, batch.policy)

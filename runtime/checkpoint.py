@@ -61,6 +61,11 @@ class Checkpoint:
         self._files: OrderedDict[Path, Any] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The safetensors files that hold it."""
+        return tuple(sorted({tensor.file for tensor in self._tensors.values()}))
+
     def top(self, name: str) -> Tensor:
         """`embedding` [V, h], `final_norm` [h] or `lm_head` [V, h]."""
         return self._read(self._keys.top[name])

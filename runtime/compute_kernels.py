@@ -209,7 +209,7 @@ def attend_on_cpu(run: RunState, task: Task) -> None:
             memory = pool[layer]
         else:
             memory = run.landings[(step, layer, j)]
-            first = first - run.cache.base("disk", j)
+            first = there.in_landing
         place = first + there.prompts + step
         memory[0].index_copy_(0, place, k[part].to(memory.dtype))
         memory[1].index_copy_(0, place, v[part].to(memory.dtype))
@@ -345,6 +345,16 @@ def give_logits(run: RunState, task: Task) -> None:
     if run.keep_logits is not None or run.score is not greedy:
         logits = logits.float()
     column = 0 if name.phase == "prefill" else name.step + 1
+    last = high == run.store.top["lm_head"].shape[0]
+    if run.keep_logits is not None or (run.score_whole and not last) or position in run.kept:
+        run.kept.setdefault(position, []).append(logits)
+    if run.score_whole:
+        if not last:
+            return
+        if low > 0:
+            logits, low = torch.cat(run.kept[position], dim=-1), 0
+            if run.keep_logits is None:
+                del run.kept[position]
     value, token = find_best(run.score(logits, run.rows(position), column, low))
     token = token + low
     if low > 0:  # of all pieces but the last only the best token so far is kept
@@ -352,9 +362,7 @@ def give_logits(run: RunState, task: Task) -> None:
         better = value > before
         value, token = torch.where(better, value, before), torch.where(better, token, earlier)
     run.best[position] = value, token
-    if run.keep_logits is not None:
-        run.kept.setdefault(position, []).append(logits)
-    if name.phase == "prefill" and high == run.store.top["lm_head"].shape[0]:
+    if name.phase == "prefill" and last:
         run.prefill_hidden.pop(position[1], None)
         run.active.pop(position, None)
 

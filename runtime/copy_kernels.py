@@ -228,10 +228,10 @@ def load_kv(run: RunState, task: Task) -> None:
         pool = run.landings[(name.step, layer, j)] if landing else run.cache.pools["cpu"].memory
         assert pool is not None
         source = pool if landing else pool[layer]
-        base = run.cache.base(tier, j) if landing else 0
-        rows = zip(there.first.tolist(), there.prompts.tolist(), there.in_slot.tolist(), strict=True)
-        for first, prompt, place in rows:
-            begin, count = first - base, prompt + name.step
+        begins = there.in_landing if landing else there.first
+        rows = zip(begins.tolist(), there.prompts.tolist(), there.in_slot.tolist(), strict=True)
+        for begin, prompt, place in rows:
+            count = prompt + name.step
             for side in range(2):
                 slot[side, place : place + count].copy_(source[side, begin : begin + count], non_blocking=True)
         if landing:

@@ -127,10 +127,13 @@ class KvCache:
     def _buffer(self, flat: Tensor) -> Tensor:
         return flat.view(self.dtype).view(2, -1, self.heads, self.width)
 
-    def base(self, tier: str, micro_batch: int) -> int:
-        """First token row of a micro-batch on a level."""
-        rows = self.placement.decode[micro_batch].tier_rows(tier)
-        return self.pools[tier].first[rows[0]] if rows else 0
+    def landing_places(self, micro_batch: int) -> list[int]:
+        """First token row of each request on disk in a landing buffer: one behind the other, whatever lies between."""
+        found, at = [], 0
+        for row in self.placement.decode[micro_batch].tier_rows("disk"):
+            found.append(at)
+            at += self.pools["disk"].capacity[row]
+        return found
 
     def span(self, tier: str, micro_batch: int) -> int:
         """Token rows that a micro-batch has on a level."""
@@ -159,12 +162,12 @@ class KvCache:
     def read_disk(self, layer: int, micro_batch: int, lengths: Sequence[int], landing: Tensor) -> None:
         """Read the filled rows of a micro-batch's requests on disk into a buffer, at the places they have there."""
         assert self.disk is not None
-        pool, base = self.pools["disk"], self.base("disk", micro_batch)
-        for row, length in zip(self.placement.decode[micro_batch].tier_rows("disk"), lengths, strict=True):
+        pool, rows = self.pools["disk"], self.placement.decode[micro_batch].tier_rows("disk")
+        for row, at, length in zip(rows, self.landing_places(micro_batch), lengths, strict=True):
             for side in range(2):
                 self.disk.read(
                     self._where(layer, side, pool.first[row]),
-                    self._blocks(landing, side, pool.first[row] - base, length),
+                    self._blocks(landing, side, at, length),
                 )
 
     def write_prompt(self, layer: int, row: int, landing: Tensor, first: int, length: int) -> None:

@@ -19,7 +19,15 @@ NOT_OF_THE_SHAPE = {
 }
 
 
-def check_same_model(planned: Mapping[str, Any], found: Mapping[str, Any], *, where: str) -> None:
+def check_same_model(
+    planned: Mapping[str, Any],
+    found: Mapping[str, Any],
+    *,
+    where: str,
+    whose: str = "the plan",
+    there: str = "in the plan",
+    way_out: str = "the folder of the model that was planned for, or hrm plan --model with this folder",
+) -> None:
     """Refuse a model that has other shapes, or computes otherwise, than the one a plan was made for.
 
     Parameters
@@ -28,6 +36,9 @@ def check_same_model(planned: Mapping[str, Any], found: Mapping[str, Any], *, wh
         The keys of both config.json. What does not matter to a run (versions, names, token ids) may differ.
     where : str
         What messages call the file that was found.
+    whose, there : str
+        What they call that which has the other one, and say of its values.
+    way_out : str
 
     Raises
     ------
@@ -43,12 +54,12 @@ def check_same_model(planned: Mapping[str, Any], found: Mapping[str, Any], *, wh
     if not telling:  # only together do keys make a difference: name what they make
         mine, other = first, second
         telling = [key for key in mine if mine[key] != other[key]]
-    shown = [f"{key} is {_in_words(other.get(key))}, in the plan {_in_words(mine.get(key))}" for key in telling]
+    shown = [f"{key} is {_in_words(other.get(key))}, {there} {_in_words(mine.get(key))}" for key in telling]
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     raise InputError(
-        f"is another model than the plan's: {'; '.join(shown[:3])}{more}",
+        f"is another model than that of {whose}: {'; '.join(shown[:3])}{more}",
         where=where,
-        way_out="the folder of the model that was planned for, or hrm plan --model with this folder",
+        way_out=way_out,
     )
 
 

@@ -6,7 +6,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ import torch
 
 from hrm.errors import InputError
 from hrm.model_files import read_config_file
-from hrm.prediction import Prediction
-from hrm.rates import derive_rates
-from hrm.scenario import Scenario, measure_sizes
-from hrm.trivial import predict_policy
 from hrm.units import GIB
-from runtime.batches import SizedBatch, cut_batches
+from runtime.batches import cut_batches, predict_batch
 from runtime.memory_watch import MemoryWatch
 from runtime.model_match import check_same_model
 from runtime.numerics import Numerics, read_numerics
@@ -112,7 +107,7 @@ def run_saved_plan(
     numerics = _check_model(job, model_dir, random_weights)
     asked = make_requests([prompt.tokens for prompt in prompts], job.scenario)
     batches = list(cut_batches(asked, job.policy, job.scenario))
-    predictions = [_predict(job.scenario, batch) for batch in batches]
+    predictions = [predict_batch(job.scenario, batch) for batch in batches]
     watch = RunWatch(job.scenario, [(len(b.requests), p) for b, p in zip(batches, predictions, strict=True)], window)
     watch.tell = on_progress
     memory = MemoryWatch(machine)
@@ -219,15 +214,6 @@ def _open_weights(
 
     checkpoint = open_checkpoint(model_dir)
     return checkpoint, tuple(f"{model_dir}: {warning}" for warning in checkpoint.warnings)
-
-
-def _predict(scenario: Scenario, batch: SizedBatch) -> Prediction:
-    """What the cost model says of a batch as it is run: its requests, their lengths."""
-    lengths = tuple(request.prompt_tokens for request in batch.requests)
-    workload = replace(scenario.workload, prompt_lengths=lengths, num_requests=len(lengths), padded=False)
-    as_run = replace(scenario, workload=workload)
-    rates = derive_rates(scenario.profile, scenario.formats)
-    return predict_policy(as_run, measure_sizes(as_run), rates, batch.policy)
 
 
 def _explain(error: BaseException, job: Job) -> BaseException:

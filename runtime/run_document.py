@@ -18,7 +18,7 @@ from runtime.memory_watch import HOST_RESERVE_BYTES
 from runtime.run_watch import RunWatch
 from runtime.session import BatchRun
 
-__all__ = ["Ran", "describe_run", "planned_bytes"]
+__all__ = ["Ran", "describe_run", "memory_rows", "planned_bytes"]
 
 NOT_TAKEN = ("CUDA context", "reserve")
 """Terms of a plan's GPU memory that no allocation of a run is: the driver's own, and what is kept free."""
@@ -127,7 +127,14 @@ def describe_run(ran: Ran) -> dict[str, Any]:
             "batch_size": ran.policy.batch_size,
         },
         "lanes": _lanes(ran, steps, measured["prefill_s"], measured["decode_s"]),
-        "memory": _memory(ran),
+        "memory": memory_rows(
+            ran.scenario,
+            ran.policy,
+            emulated=ran.device.emulated,
+            loading=ran.loading,
+            running=ran.running,
+            on_disk=ran.on_disk,
+        ),
         "experts": {
             phase: {
                 "touched": found.experts / found.layers,
@@ -190,19 +197,28 @@ def _without(use: MemoryUse, terms: Sequence[str]) -> float:
     return use.peak_bytes - sum(use.terms.get(term, 0.0) for term in terms)
 
 
-def _memory(ran: Ran) -> dict[str, dict[str, Any]]:
-    planned = planned_bytes(ran.scenario, ran.policy, emulated=ran.device.emulated)
+def memory_rows(
+    scenario: Scenario,
+    policy: Policy,
+    *,
+    emulated: bool,
+    loading: Mapping[str, int],
+    running: Mapping[str, int],
+    on_disk: int,
+) -> dict[str, dict[str, Any]]:
+    """Peaks of every level beside what the plan states [byte]."""
+    planned = planned_bytes(scenario, policy, emulated=emulated)
     found: dict[str, dict[str, Any]] = {
         level: {
             "plan_bytes": planned[level],
             "reserve_bytes": HOST_RESERVE_BYTES if level == "cpu" else 0,
-            "loading_bytes": ran.loading.get(level),
-            "running_bytes": ran.running.get(level),
+            "loading_bytes": loading.get(level),
+            "running_bytes": running.get(level),
         }
         for level in ("gpu", "cpu")
-        if planned[level] > 0.0 or ran.running.get(level)
+        if planned[level] > 0.0 or running.get(level)
     }
-    if ran.on_disk:
+    if on_disk:
         none = {"reserve_bytes": 0, "loading_bytes": None}
-        found["disk"] = {"plan_bytes": planned["disk"], **none, "running_bytes": ran.on_disk}
+        found["disk"] = {"plan_bytes": planned["disk"], **none, "running_bytes": on_disk}
     return found

@@ -67,7 +67,8 @@ class Activations:
 class TierIndex:
     """Requests of a micro-batch on one level: `first` token rows and `prompts` lengths [n], int64, host and device.
 
-    `part` are their rows within the micro-batch; `in_slot` where they begin in a slot on the GPU, CPU memory's first.
+    `part` are their rows within the micro-batch; `in_slot` where they begin in a slot on the GPU, CPU memory's first;
+    `in_landing` where those on disk begin in a landing buffer.
     """
 
     part: slice
@@ -78,6 +79,7 @@ class TierIndex:
     in_slot: Tensor
     in_slot_gpu: Tensor
     longest: int
+    in_landing: Tensor
 
     def __len__(self) -> int:
         return self.first.numel()
@@ -124,6 +126,7 @@ class RunState:
     keep_logits: Callable[[int, int, Tensor], None] | None = None
     on_experts: Callable[[TaskId, Routing], None] | None = None
     compute_stream: Any = None
+    score_whole: bool = False  # the score looks at the whole vocabulary at once, where the lm_head comes in pieces too
 
     @property
     def window(self) -> Callable[[int], int | None]:
@@ -201,6 +204,7 @@ class RunState:
             in_slot,
             in_slot.to(there),
             max(lengths, default=0),
+            torch.tensor(self.cache.landing_places(micro_batch) if tier == "disk" else [], dtype=torch.int64),
         )
 
     def head_rows(self, piece: int) -> tuple[int, int]:

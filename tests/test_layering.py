@@ -14,8 +14,8 @@ SOURCES = {package: sorted((ROOT / package).rglob("*.py")) for package in PACKAG
 HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 FORBIDDEN_NAMES = ("util", "utils", "common", "base", "manager", "helpers", "misc")
 
-# The one exception: `hrm/cli.py` reaches the other packages, inside its command functions.
-COMMAND_LINE = ROOT / "hrm" / "cli.py"
+# The one exception: the command line reaches the other packages, inside its command functions.
+COMMAND_LINE = (ROOT / "hrm" / "cli.py", ROOT / "hrm" / "cli_running.py")
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
@@ -46,7 +46,7 @@ def relative(path: Path) -> str:
 def test_hrm_imports_neither_simulator_nor_runtime_nor_torch(path: Path) -> None:
     for package, at_import in imports_of(path):
         if package in ("simulator", "runtime"):
-            assert path == COMMAND_LINE and not at_import, f"{relative(path)} imports {package}"
+            assert path in COMMAND_LINE and not at_import, f"{relative(path)} imports {package}"
         assert package != "torch", f"{relative(path)} imports torch"
 
 

@@ -167,7 +167,7 @@ def test_every_module_of_the_runtime_has_its_place_in_the_tree() -> None:
     part = re.search(r"^runtime/ .*?^notebooks/", README, flags=re.DOTALL | re.MULTILINE)
     assert part is not None
     named = set(re.findall(r"\b(\w+)\.py", part[0]))
-    assert named == {path.stem for path in (ROOT / "runtime").glob("*.py")} - {"__init__"}
+    assert named == {path.stem for path in (ROOT / "runtime").rglob("*.py")} - {"__init__"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hrm.html_pages import Column, html_table, note_line
 from hrm.published.cross_validation import GATE_FOLDS
 from hrm.published.document import MODELS
 from hrm.published.kernels import WITH_LATENCY
-from hrm.published.page_tables import Column, html_table, note_line, number_text, percent_text
+from hrm.published.page_tables import number_text, percent_text
 
 __all__ = ["correlation_table", "folds_table", "gates_table", "kernel_tables", "phases_table"]
 

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hrm.html_pages import Column, html_table, note_line
 from hrm.published.document import MODELS, scores_of_document
 from hrm.published.figures import shown_models
 from hrm.published.scores import Scored, group_scores, summarise
 
 __all__ = [
-    "Column",
     "constants_table",
     "differences_table",
     "error_tables",
-    "html_table",
-    "note_line",
     "number_text",
     "percent_text",
     "rows_table",
     "speed_up_table",
     "terms_table",
 ]
-
-Column = tuple[str, bool]
-"""Head of a column, and whether it holds numbers."""
-
-
-def note_line(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'
-
-
-def html_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are texts, escaped here; a last column called `note` may be long."""
-
-    def cell(tag: str, text: str, column: Column) -> str:
-        kind = "number" if column[1] else "note" if column[0] == "note" and tag == "td" else ""
-        return f"<{tag}{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{html.escape(text)}</{tag}>"
-
-    head = "".join(cell("th", column[0], column) for column in columns)
-    lines = ["".join(cell("td", text, column) for text, column in zip(row, columns, strict=True)) for row in rows]
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
 def error_tables(document: Mapping[str, Any]) -> list[str]:

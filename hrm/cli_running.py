@@ -1,0 +1,364 @@
+"""Commands of `hrm` that run a plan, and those that judge predictions: simulate, run, diff, validate, fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hrm.cli_options import Contention, Json
+from hrm.errors import InputError
+from hrm.terminal import Progress, print_json, print_screen, say
+
+__all__ = ["diff_traces", "fit_constants", "run_plan", "simulate_plan", "validate_app"]
+
+validate_app = typer.Typer(help="Predictions beside measurements: published.", no_args_is_help=True)
+
+
+def simulate_plan(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Replay only the first K layers.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Whole decode steps in trace and plot; default: 1, two layers of it in the plot.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Replay every task of every step.")] = False,
+    contention: Contention = True,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Perfetto trace of the decode steps and their neighbours.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the timeline of every lane: a PNG or SVG file.")] = None,
+    jitter: Annotated[float, typer.Option(help="Spread of every task's seconds [share].")] = 0.0,
+    routing_skew: Annotated[float, typer.Option(help="Zipf exponent of the experts' popularity; 0 = uniform.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of jitter and routing skew.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Replay a plan event by event and set it beside its prediction."""
+    from simulator.replay_tables import print_replay
+    from simulator.summary import simulate_command
+
+    with Progress(json_) as tell:
+        document = simulate_command(
+            plan_file,
+            schedule=schedule,
+            layers=layers,
+            steps=steps,
+            full=full,
+            contention=contention,
+            trace=trace,
+            plot=plot,
+            jitter=jitter,
+            routing_skew=routing_skew,
+            seed=seed,
+            on_progress=tell,
+        )
+    if json_:
+        print_json(document)
+    else:
+        print_screen(lambda console: print_replay(document, console))
+    if trace is not None:
+        say(f"saved to {trace}; open it in Perfetto")
+    if plot is not None:
+        say(f"saved to {plot}")
+
+
+@contextmanager
+def _runtime_for(command: str) -> Iterator[None]:
+    """What a command imports of the runtime: without torch it says what installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        fact = f"{error.name} is not installed"
+        raise InputError(fact, where=command, way_out="pip install '.[runtime]'") from None
+
+
+def run_plan(
+    plan_file: Annotated[
+        Path | None, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o; or --hw, to make one.")
+    ] = None,
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+    ] = None,
+    input_: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Run a job: JSONL of prompts, results in --output.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of a job: 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Of a job: tokens are drawn from the likeliest that have P.")] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Of a job: for lines that do not say; default: the plan's.")
+    ] = None,
+    hw: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a job without PLAN: auto is this machine, or a profile.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
+    ] = False,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
+    prompt_ids: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL of token ids; default: random, as long as planned.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="How many; default: one batch, or all of --prompt-ids.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where what the plan has on disk lies; default: /tmp.")
+    ] = None,
+    pace_links: Annotated[
+        bool, typer.Option("--pace-links", help="Emulated: copies take as long as the plan's links would.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the trace of the first batch, for Perfetto and hrm diff.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Whole decode steps in the trace; default: 1.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Prefill and every decode step in the trace.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the tokens, JSONL.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="HTML", help="Of a job: write a page of what was predicted and measured.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights, random prompts and sampling.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Run a plan with real tensors, on a CUDA GPU or emulated: a job of prompts, or a batch beside its prediction."""
+    if input_ is not None:
+        _run_prompts(dict(locals()))
+        return
+    if plan_file is None:
+        raise InputError("which plan is not said", where="hrm run", way_out="PLAN, or --hw auto and --input FILE")
+    given = {"--temperature": temperature, "--max-new-tokens": max_new_tokens, "--hw": hw, "--report": report}
+    for option, value in (given | {"--top-p": None if top_p == 1.0 else top_p}).items():
+        if value:
+            raise InputError("is of a job", where=option, way_out="with --input FILE")
+    with Progress(json_, "starting torch"), _runtime_for("hrm run"):
+        from runtime.run_command import run_saved_plan
+        from runtime.run_report import print_run
+
+    with Progress(json_, "reading the plan") as tell:
+        document = run_saved_plan(
+            plan_file,
+            model_dir=model_dir,
+            random_weights=random_weights,
+            layers=layers,
+            prompt_ids=prompt_ids,
+            requests=requests,
+            device=device,
+            schedule=schedule,
+            disk_dir=disk_dir,
+            paced=pace_links,
+            trace=trace,
+            steps=steps,
+            full=full,
+            output=output,
+            seed=seed,
+            on_progress=tell,
+        )
+    print_json(document) if json_ else print_screen(lambda console: print_run(document, console))
+    for path in (trace, output):
+        if path is not None:
+            say(f"saved to {path}")
+
+
+def _run_prompts(given: dict[str, Any]) -> None:
+    """`hrm run --input`: a job."""
+    for option in ("random_weights", "layers", "prompt_ids", "requests", "pace_links", "trace", "steps", "full"):
+        if given[option]:
+            name = f"--{option.replace('_', '-')}"
+            raise InputError("is not of a job", where=name, way_out="without --input, for one batch")
+    if given["plan_file"] is not None and given["hw"] is not None:
+        raise InputError("PLAN is one already", where="--hw", way_out="one of the two")
+    for option in ("model_dir", "output"):
+        if given[option] is None:
+            name = f"--{option.replace('_', '-')}"
+            way_out = f"{name} {'DIR' if option == 'model_dir' else 'FILE'}"
+            raise InputError("is missing, and a job needs it", where=name, way_out=way_out)
+    with Progress(given["json_"], "starting torch"), _runtime_for("hrm run"):
+        from runtime.jobs.report import log_lines, print_job
+        from runtime.jobs.runner import JobOptions, run_prompts
+        from runtime.jobs.sampling import Sampling
+
+    options = JobOptions(
+        plan_file=given["plan_file"],
+        hardware=given["hw"],
+        model_dir=given["model_dir"],
+        source=given["input_"],
+        output=given["output"],
+        report=given["report"],
+        sampling=Sampling(temperature=given["temperature"], top_p=given["top_p"], seed=given["seed"]),
+        max_new_tokens=given["max_new_tokens"],
+        device=given["device"],
+        schedule=given["schedule"],
+        disk_dir=given["disk_dir"],
+    )
+    with Progress(given["json_"], "reading the plan") as tell:
+        outcome = run_prompts(options, say=say, tell=tell or log_lines(say))
+    document = outcome.document
+    print_json(document) if given["json_"] else print_screen(lambda console: print_job(document, console))
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
+
+
+def diff_traces(
+    first: Annotated[Path, typer.Argument(metavar="SIMULATED", help="A trace that hrm simulate --trace wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="MEASURED", help="A trace of the same tasks, run or simulated.")],
+    top: Annotated[int, typer.Option(metavar="N", help="Show the N tasks that differ most.")] = 10,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Every task in a CSV file.")] = None,
+    json_: Json = False,
+) -> None:
+    """Set a simulated trace beside a measured one: by kind of task, lane, layer and task."""
+    from hrm.diff import check_kept, diff_files
+    from hrm.diff_tables import print_diff
+
+    document = diff_files(first, second, output=output, top=top)
+    print_json(document) if json_ else print_screen(lambda console: print_diff(document, console))
+    if output is not None:
+        say(f"saved to {output}")
+    check_kept(document)
+
+
+@validate_app.command("published")
+def validate_published(
+    data: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Rows to predict and judge; the published ones if not given.")
+    ] = None,
+    kernels: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Kernel latencies; the published ones if not given.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    max_median_error: Annotated[
+        float, typer.Option(help="Exit 4 where the full model's median error is above this.")
+    ] = 0.15,
+    no_simulation: Annotated[bool, typer.Option("--no-simulation", help="Leave out the simulation.")] = False,
+    json_: Json = False,
+) -> None:
+    """Set Eq. 12, the cost model and the simulation beside published measurements."""
+    from hrm.published.validation import check_bar, validate_command
+    from simulator.published import replay_row
+
+    with Progress(json_) as tell:
+        document = validate_command(
+            data,
+            kernels,
+            simulate=None if no_simulation else replay_row,
+            report=report,
+            max_median_error=max_median_error,
+            tell=tell,
+        )
+    if json_:
+        print_json(document)
+    else:
+        from hrm.published.screen import print_validation
+
+        print_screen(lambda console: print_validation(document, console))
+    if report is not None:
+        say(f"saved to {report}")
+    check_bar(document)
+
+
+@validate_app.command("layer")
+def validate_layer(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Layers to measure, at least.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random weights, KV cache and tokens.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write simulated.json and measured.json there: hrm diff, Perfetto."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Run one layer of a plan, random weights at real shapes: does it take max(link, CPU, GPU)?"""
+    from hrm.layer_report import check_trace_folder, layer_document, print_layer, save_layer_traces
+    from simulator.layer_price import price_steps
+
+    with Progress(json_, "starting torch"), _runtime_for("hrm validate layer"):
+        from runtime.layer_command import measure_layer
+
+    if trace is not None:
+        check_trace_folder(trace)
+    with Progress(json_, "reading the plan") as tell:
+        found = measure_layer(plan_file, schedule=schedule, device=device, repeats=repeats, seed=seed, tell=tell)
+        run = found.run
+        graph, predicted, simulated = price_steps(run.scenario, found.policy, found.schedule, run.steps)
+    document = layer_document(
+        graph,
+        predicted,
+        simulated,
+        run.traces,
+        counted=run.counted,
+        touched=run.touched,
+        model=run.scenario.model,
+        facts=found.facts,
+    )
+    if trace is not None:
+        save_layer_traces(
+            trace,
+            graph,
+            predicted,
+            simulated,
+            run.traces[-1],
+            scenario=run.scenario,
+            plan=found.document,
+            facts=found.facts,
+        )
+    print_json(document) if json_ else print_screen(lambda console: print_layer(document, console))
+    if trace is not None:
+        say(f"saved to {trace / 'simulated.json'} and {trace / 'measured.json'}")
+
+
+def fit_constants(
+    data: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Rows to fit to; the published ones if not given.")
+    ] = None,
+    components: Annotated[
+        str | None, typer.Option(help="Whose constants may move, with commas between them; all if not given.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="YAML file: constants, intervals, correlation, rows.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Rewrite the constants in the files of this source tree.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Fit the constants of machines and systems to measured rows, and say how well they are known."""
+    from hrm.published.fit_report import constants_document, fit_command, print_fit, write_constants
+
+    if output is not None and data is not None and output.resolve() == data.resolve():
+        raise InputError("is also --data", where=f"--output: {output}", way_out="another file")
+    from hrm.published.installation import install_constants, source_tree
+
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InputError("its folder does not exist", where=f"--output: {output}")
+    root = source_tree() if install else None
+    with Progress(json_) as tell:
+        found = fit_command(data=data, components=components, on_progress=tell)
+    try:
+        if output is not None:
+            write_constants(found, output)
+            say(f"saved to {output}")
+        if root is not None:
+            changed = install_constants(found, root)
+            names = ", ".join(str(path.relative_to(root)) for path in changed)
+            say(f"rewritten: {names or 'nothing, all is as it was'}")
+    finally:  # what was found is shown even where it cannot be written
+        if json_:
+            print_json(constants_document(found))
+        else:
+            print_screen(lambda console: print_fit(found, console))
