@@ -1,0 +1,67 @@
+"""What every measurement needs: the device, the sizes, the stopwatch, where results go and whom to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hrm.graph import LaneKind
+from runtime.calibration.lanes import Load, keep_busy, run_on, synchronise
+from runtime.calibration.samples import Samples, Stopwatch, Unit
+from runtime.calibration.sizes import Sizes
+from runtime.device import Device
+
+__all__ = ["Bench", "make_bench"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every measurement needs.
+
+    Attributes
+    ----------
+    dtypes : tuple of str
+        Number formats to measure, the one that shares of peaks are taken from first.
+    tell : callable
+        Called with a line of progress.
+    """
+
+    device: Device
+    sizes: Sizes
+    watch: Stopwatch
+    dtypes: tuple[str, ...]
+    tell: Callable[[str], None]
+    samples: Samples = field(default_factory=Samples)
+
+    def time_on(self, kind: LaneKind, run: Callable[[], object], loads: Sequence[Load] = ()) -> list[float]:
+        """Seconds of one call on a lane, for every repeat, while other lanes are kept busy [s]."""
+        with keep_busy(self.device, loads):
+            return run_on(self.device, kind, lambda: self.watch.measure(run, synchronise))
+
+    def rate_on(
+        self,
+        kind: LaneKind,
+        name: str,
+        unit: Unit,
+        amount: float,
+        run: Callable[[], object],
+        loads: Sequence[Load] = (),
+    ) -> float:
+        """Measure `amount` per second on a lane and keep it; the median."""
+        self.tell(name)
+        return self.samples.add_rate(name, unit, amount, self.time_on(kind, run, loads)).median
+
+    def seconds_on(
+        self, kind: LaneKind, name: str, run: Callable[[], object], loads: Sequence[Load] = ()
+    ) -> float:
+        """Measure the seconds of one call on a lane and keep them; the median [s]."""
+        self.tell(name)
+        return self.samples.add(name, "s", self.time_on(kind, run, loads)).median
+
+
+def make_bench(
+    device: Device, sizes: Sizes, *, dtypes: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> Bench:
+    """A bench with a stopwatch for these sizes."""
+    watch = Stopwatch(repeats=sizes.repeats, least_s=sizes.least_s, most_s=sizes.most_s)
+    return Bench(device=device, sizes=sizes, watch=watch, dtypes=tuple(dtypes), tell=tell)
