@@ -301,6 +301,33 @@ def run_plan(
             say(f"saved to {path}")
 
 
+@app.command("calibrate")
+def calibrate_machine(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the profile there too, YAML.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: 40 s at most.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder whose disk is measured; default: /tmp.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Measure this machine and write a hardware profile of it, which --hw auto takes."""
+    from hrm.calibration_report import print_calibration
+
+    with Progress(json_, "starting torch"), _runtime_for("hrm calibrate"):
+        from runtime.calibration.command import calibrate
+
+    with Progress(json_, "looking at the machine") as tell:
+        document = calibrate(output, quick=quick, device=device, disk_dir=disk_dir, on_progress=tell)
+    print_json(document) if json_ else print_screen(lambda console: print_calibration(document, console))
+    for path in document["files"]:
+        say(f"saved to {path}")
+
+
 @app.command("diff")
 def diff_traces(
     first: Annotated[Path, typer.Argument(metavar="SIMULATED", help="A trace that hrm simulate --trace wrote.")],

@@ -51,9 +51,7 @@ class Bench:
         self.tell(name)
         return self.samples.add_rate(name, unit, amount, self.time_on(kind, run, loads)).median
 
-    def seconds_on(
-        self, kind: LaneKind, name: str, run: Callable[[], object], loads: Sequence[Load] = ()
-    ) -> float:
+    def seconds_on(self, kind: LaneKind, name: str, run: Callable[[], object], loads: Sequence[Load] = ()) -> float:
         """Measure the seconds of one call on a lane and keep them; the median [s]."""
         self.tell(name)
         return self.samples.add(name, "s", self.time_on(kind, run, loads)).median

@@ -23,7 +23,7 @@ Load = tuple[LaneKind, Callable[[], object]]
 
 def synchronise() -> None:
     """Wait for what the calling thread has issued on its stream; nothing to wait for without a GPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
 
 

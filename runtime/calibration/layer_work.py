@@ -35,7 +35,7 @@ Level = Literal["gpu", "cpu"]
 
 
 def place(device: Device, level: Level, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Random values [rows, columns], of a size that keeps a product near 1, in the memory the runtime has that level in.
+    """Random values [rows, columns] in the memory that the runtime has a level in; products with them stay near 1.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def read_memory(memory: Tensor, threads: int) -> object:
 
 
 def product_run(bench: Bench, level: Level, dtype: str, rows: int, inputs: int, outputs: int) -> Callable[[], object]:
-    """A product [rows, inputs] x [inputs, outputs] as the runtime's linear layers do it, with other weights each time."""
+    """A product [rows, inputs] x [inputs, outputs] as the runtime's layers do it, with other weights each time."""
     kind = TORCH_DTYPES[dtype]
     weights = [place(bench.device, level, outputs, inputs, kind) for _ in range(bench.sizes.weight_sets)]
     x = place(bench.device, level, rows, inputs, kind)

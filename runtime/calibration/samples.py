@@ -11,7 +11,7 @@ from typing import Literal
 
 __all__ = ["Sample", "Samples", "Stopwatch", "median_of", "spread_of"]
 
-Unit = Literal["byte/s", "FLOP/s", "s"]
+Unit = Literal["byte/s", "FLOP/s", "s", "byte"]
 
 
 def median_of(values: Sequence[float]) -> float:
@@ -35,7 +35,7 @@ class Sample:
     ----------
     name : str
         Unique, e.g. ``"copy host_to_device pinned 64 MiB"``; what ran beside it follows after ``" while "``.
-    unit : {"byte/s", "FLOP/s", "s"}
+    unit : {"byte/s", "FLOP/s", "s", "byte"}
     values : tuple of float
         One per repeat.
     """
