@@ -53,6 +53,8 @@ class Rates:
         Per kernel, per copy, per micro-batch and layer [s].
     all_reduce_bytes_per_s : float or None
         GPU to GPU, each way; None = through the host.
+    host_memory_bytes_per_s : float or None
+        Host memory for cores and copies together; None = `cpu_bytes_per_s` [byte/s].
     """
 
     gpus: int
@@ -78,6 +80,12 @@ class Rates:
     copy_s: float
     overhead_s: float
     all_reduce_bytes_per_s: float | None
+    host_memory_bytes_per_s: float | None = None
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Host memory for all that draws on it: the total where one is known, else what the CPU reads [byte/s]."""
+        return self.cpu_bytes_per_s if self.host_memory_bytes_per_s is None else self.host_memory_bytes_per_s
 
     def gpu_seconds(self, work: Work, phase: Phase, *, wide: bool = False) -> Number:
         """Seconds of one operator on the GPU(s) [s]; `wide` = its weights are never quantised.
@@ -140,4 +148,5 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
         copy_s=link.copy_latency_s,
         overhead_s=shares.overhead_per_micro_batch_s,
         all_reduce_bytes_per_s=profile.gpu_link_bytes_per_s,
+        host_memory_bytes_per_s=totals.memory_bytes_per_s,
     )

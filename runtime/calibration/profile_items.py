@@ -13,6 +13,7 @@ from typing import Final
 
 from hrm.full_cost import KERNELS_PER_LAYER
 from hrm.profile import Source
+from hrm.profile_schema import FIELDS
 from hrm.units import GIB
 from runtime.calibration.bench import Bench
 from runtime.calibration.constants import (
@@ -63,9 +64,10 @@ Datasheet = Mapping[str, tuple[str, float]]
 def profile_items(
     bench: Bench, facts: MachineFacts, layer: LayerWork, attention: AttentionWork, datasheet: Datasheet
 ) -> dict[str, Item]:
-    """Every quantity by its dotted key."""
+    """Every quantity by its dotted key, in the order of the schema."""
     items = _capacities(bench, facts) | _copies(bench) | _cpu(bench, layer, attention)
-    return items | _gpu(bench, layer, attention, datasheet)
+    items |= _gpu(bench, layer, attention, datasheet)
+    return {key: items[key] for key in FIELDS if key in items}
 
 
 def _rate(value: float) -> str:
@@ -127,8 +129,12 @@ def _capacities(bench: Bench, facts: MachineFacts) -> dict[str, Item]:
         items["gpu.context"] = _default("0 GiB", "nothing emulated has a CUDA context")
         items["cpu.cores"] = _read(
             str(facts.lane_cores),
-            f"the process's affinity: of {facts.cores} cores one is the emulated accelerator's, where there are two",
+            f"the process's affinity: {facts.cores} cores, less the accelerator's where there are two",
         )
+        if facts.cores > facts.lane_cores:
+            items["gpu.host_cores"] = _read(
+                str(facts.cores - facts.lane_cores), "what the runtime gives the accelerator"
+            )
         limit += ", less the accelerator's"
     items["cpu.memory"] = _read(_size(memory), limit)
     items["cpu.reserved"] = _default("2 GiB", "operating system and the process itself")
@@ -190,6 +196,11 @@ def _cpu(bench: Bench, layer: LayerWork, attention: AttentionWork) -> dict[str, 
     read = samples["cpu read"]
     bandwidth = read.median
     items = {"cpu.bandwidth": _measured(_rate(bandwidth), read, "by the cores of the CPU lane")}
+    if bench.device.emulated:
+        every = samples["all cores read"]
+        items["host_totals.memory"] = _measured(
+            _rate(max(every.median, bandwidth)), every, "the accelerator's core too"
+        )
     peaks = _peaks(bench, "cpu")
     for name, sample in peaks.items():
         items[f"cpu.peak.{name}"] = _measured(_flops(sample.median), sample, "the fastest of the products timed")

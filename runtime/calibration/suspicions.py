@@ -75,8 +75,8 @@ def _links(samples: Samples, links: Sequence[LinkState]) -> Iterator[str]:
         if found and found[-1].median < LEAST_LINK_SHARE * line:
             yield (
                 f"{way.replace('_', ' ')} copies reach {found[-1].median / 1e9:.3g} GB/s of the link's "
-                f"{line / 1e9:.3g}: check that the process's memory lies on the GPU's own NUMA node (numactl), and that "
-                "nothing else copies"
+                f"{line / 1e9:.3g}: check that the process's memory lies on the GPU's own NUMA node (numactl), and "
+                "that nothing else copies"
             )
 
 
@@ -95,8 +95,8 @@ def _against_datasheet(samples: Samples, datasheet: Mapping[str, tuple[str, floa
             best = max(sample.median for sample in products)
             if best < LEAST_PRODUCT_SHARE * value:
                 yield (
-                    f"{dtype} products reach {best / 1e12:.3g} TFLOP/s, the datasheet says {text}: check the power limit "
-                    "(nvidia-smi -q -d POWER,PERFORMANCE) and that no other process uses the GPU"
+                    f"{dtype} products reach {best / 1e12:.3g} TFLOP/s, the datasheet says {text}: check the power "
+                    "limit (nvidia-smi -q -d POWER,PERFORMANCE) and that no other process uses the GPU"
                 )
 
 
@@ -119,7 +119,7 @@ def _memory(facts: MachineFacts, samples: Samples) -> Iterator[str]:
             "copy more each time; raise the limit (/etc/security/limits.conf, docker --ulimit memlock=-1)"
         )
     if not facts.kernels:
-        yield "there are no compiled CPU kernels (no compiler?): attention and experts on the CPU are slower than need be"
+        yield "there are no compiled CPU kernels (no compiler?): attention and experts there are slower than need be"
 
 
 def _interference(samples: Samples) -> Iterator[str]:
@@ -130,8 +130,8 @@ def _interference(samples: Samples) -> Iterator[str]:
         if alone and beside and beside[0].median < (1.0 - MOST_LOSS) * alone[-1].median:
             yield (
                 f"{way.replace('_', ' ')} copies fall from {alone[-1].median / 1e9:.3g} to "
-                f"{beside[0].median / 1e9:.3g} GB/s while the CPU attends: they share its memory; the simulator prices it, "
-                "the search does not"
+                f"{beside[0].median / 1e9:.3g} GB/s while the CPU attends: they share its memory, which the simulator "
+                "prices and the search does not"
             )
 
 
@@ -141,8 +141,8 @@ def _disk(samples: Samples) -> Iterator[str]:
     read, write = samples["disk read"].median, samples["disk write"].median
     if read > FASTEST_DISK or write > 1.3 * read:
         yield (
-            f"the disk reads {read / 1e9:.3g} and writes {write / 1e9:.3g} GB/s: a cache of the drive, its controller or "
-            "the host of a virtual machine seems to answer, and what lasts may be slower"
+            f"the disk reads {read / 1e9:.3g} and writes {write / 1e9:.3g} GB/s: a cache of the drive, its controller "
+            "or the host of a virtual machine seems to answer, and what lasts may be slower"
         )
 
 
