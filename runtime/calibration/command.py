@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,8 +26,15 @@ from runtime.calibration.disk_rates import measure_disk
 from runtime.calibration.gpu_rates import measure_gpu
 from runtime.calibration.lanes import keep_busy
 from runtime.calibration.layer_work import AttentionWork, LayerWork
-from runtime.calibration.machine import LinkState, MachineFacts, read_link_states, read_machine
-from runtime.calibration.profile_items import Item, profile_items
+from runtime.calibration.machine import (
+    LinkState,
+    MachineFacts,
+    busy_seconds,
+    own_seconds,
+    read_link_states,
+    read_machine,
+)
+from runtime.calibration.profile_items import Item, collect_items
 from runtime.calibration.profile_writing import profile_text, write_profile
 from runtime.calibration.samples import Samples
 from runtime.calibration.several_gpus import measure_several
@@ -93,21 +101,29 @@ def calibrate(
     _check_room(chosen)
     bench = make_bench(machine, chosen, dtypes=_dtypes(facts), tell=tell)
     datasheet = find_datasheet(facts.gpus[0].name) if facts.gpus else {}
+    busy, own, measuring = busy_seconds(machine.cores), own_seconds(), time.perf_counter()
     layer, attention, links, remark = _measure(bench, folder)
+    taken = busy_seconds(machine.cores) - busy - (own_seconds() - own)
+    others = max(0.0, taken / (time.perf_counter() - measuring))
     if free_before:
         _measure_context(bench.samples, free_before)
-    items = profile_items(bench, facts, layer, attention, datasheet)
-    suspicions = find_suspicions(facts, bench.samples, links, datasheet) + ([remark] if remark else [])
+    items = collect_items(bench, facts, layer, attention, datasheet)
+    suspicions = find_suspicions(facts, bench.samples, links, datasheet, others) + ([remark] if remark else [])
     seconds = time.perf_counter() - began
     words = _words(machine, facts, today, quick)
     if "disk.size" in items:
         words["disk.name"] = f"{facts.disk_folder} ({facts.disk_file_system or 'unknown'})"
     text, profile = profile_text(
-        items, words, bench.dtypes, bench.samples, _remarks(facts, links, suspicions, seconds, today), name=kept.stem
+        items,
+        words,
+        bench.dtypes,
+        bench.samples,
+        _remarks(facts, links, suspicions, others, seconds, today),
+        name=kept.stem,
     )
     for path in [kept] if output is None else [output, kept]:
         write_profile(path, text)
-    return _document(profile, items, bench.samples, facts, links, suspicions, seconds, today, output, kept)
+    return _document(profile, items, bench.samples, facts, links, suspicions, others, seconds, today, output, kept)
 
 
 def _check_room(sizes: Sizes) -> None:
@@ -185,13 +201,18 @@ def _words(device: Device, facts: MachineFacts, today: str, quick: bool) -> dict
 
 
 def _remarks(
-    facts: MachineFacts, links: Sequence[LinkState], suspicions: Sequence[str], seconds: float, today: str
+    facts: MachineFacts,
+    links: Sequence[LinkState],
+    suspicions: Sequence[str],
+    others: float,
+    seconds: float,
+    today: str,
 ) -> list[str]:
     """Lines above the measurements in the file."""
     limit = facts.container_limit_bytes
     lockable = facts.lockable_bytes
     lines = [
-        f"Measured on {today} in {seconds:.0f} s. Load of the minute before: {facts.load:.2f} on {facts.cores} cores.",
+        f"Measured on {today} in {seconds:.0f} s; other processes had {others:.2f} of {facts.cores} cores meanwhile.",
         f"CPU {facts.cpu}, {facts.cores} cores, {facts.lane_cores} for the CPU lane, {facts.numa_nodes} NUMA node(s), "
         f"kernels {facts.kernels or 'not compiled'}.",
         f"Memory {facts.memory_bytes / 2**30:.2f} GiB, {facts.free_bytes / 2**30:.2f} free, container's limit "
@@ -210,6 +231,7 @@ def _document(
     facts: MachineFacts,
     links: Sequence[LinkState],
     suspicions: list[str],
+    others: float,
     seconds: float,
     today: str,
     output: Path | None,
@@ -222,6 +244,7 @@ def _document(
         "emulated": not facts.gpus,
         "files": [str(path) for path in (output, kept) if path is not None],
         "machine": facts.document(),
+        "cores_of_others": None if math.isnan(others) else round(others, 2),
         "links": [
             {"generation": link.generation, "width": link.width, "most_width": link.most_width} for link in links
         ],

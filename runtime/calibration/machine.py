@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import resource
@@ -19,7 +20,16 @@ from runtime.device import Device
 from runtime.disk_file import file_system
 from runtime.native_library import open_library
 
-__all__ = ["GpuFact", "LinkState", "MachineFacts", "read_link_states", "read_machine", "read_numa_nodes"]
+__all__ = [
+    "GpuFact",
+    "LinkState",
+    "MachineFacts",
+    "busy_seconds",
+    "own_seconds",
+    "read_link_states",
+    "read_machine",
+    "read_numa_nodes",
+]
 
 INSTRUCTIONS = {0: "generic", 2: "AVX2", 5: "AVX-512", 6: "AVX-512 with bf16 products"}
 """What `hrm_instructions` answers."""
@@ -54,8 +64,6 @@ class MachineFacts:
         Of the machine, or the limit of the container where that is less [byte].
     container_limit_bytes, lockable_bytes : float or None
         None: no limit [byte].
-    load : float
-        Processes that were running, on average over the last minute, when it began.
     kernels : str
         Instructions of the compiled CPU kernels; empty where there are none.
     """
@@ -72,7 +80,6 @@ class MachineFacts:
     disk_folder: str
     disk_file_system: str
     disk_free_bytes: float
-    load: float
     kernels: str
     versions: dict[str, str]
 
@@ -102,7 +109,6 @@ def read_machine(device: Device, folder: Path) -> MachineFacts:
         disk_folder=str(folder),
         disk_file_system=file_system(folder),
         disk_free_bytes=float(shutil.disk_usage(folder).free),
-        load=os.getloadavg()[0],
         kernels="" if library is None else INSTRUCTIONS[int(library.hrm_instructions())],
         versions={
             "hrm": __version__,
@@ -130,6 +136,28 @@ def _cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         lines = []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def busy_seconds(cores: Sequence[int], stat: Path = Path("/proc/stat")) -> float:
+    """Seconds that these cores have been busy since the start, whoever had them [s]; NaN where it is not said."""
+    total, found = 0, False
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.nan
+    wanted = {f"cpu{core}" for core in cores}
+    for line in lines:
+        name, *ticks = line.split()
+        if name in wanted:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, (ticks + ["0"] * 8)[:8])
+            total, found = total + user + nice + system + irq + softirq + steal, True
+    return total / os.sysconf("SC_CLK_TCK") if found else math.nan
+
+
+def own_seconds() -> float:
+    """Processor time of this process [s]."""
+    times = os.times()
+    return times.user + times.system
 
 
 def read_numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:

@@ -30,7 +30,7 @@ from runtime.calibration.layer_work import AttentionWork, LayerWork
 from runtime.calibration.machine import MachineFacts
 from runtime.calibration.samples import Sample
 
-__all__ = ["EMULATED_SHARE", "Datasheet", "Item", "profile_items"]
+__all__ = ["EMULATED_SHARE", "Datasheet", "Item", "collect_items"]
 
 EMULATED_SHARE: Final = 0.2
 """Of the machine's memory that the emulated accelerator is given; a choice, not a measurement."""
@@ -61,7 +61,7 @@ Datasheet = Mapping[str, tuple[str, float]]
 """Of a bundled GPU model: text and value in SI of ``gpu.bandwidth`` and ``gpu.peak.*``; empty for an unknown one."""
 
 
-def profile_items(
+def collect_items(
     bench: Bench, facts: MachineFacts, layer: LayerWork, attention: AttentionWork, datasheet: Datasheet
 ) -> dict[str, Item]:
     """Every quantity by its dotted key, in the order of the schema."""

@@ -28,13 +28,19 @@ ENOUGH_CORES: Final = 8
 
 MOST_LOSS: Final = 0.4
 MOST_SPREAD: Final = 0.15
-MOST_LOAD: Final = 0.5
+MOST_OTHERS: Final = 0.05
+"""Of the cores, that other processes may have."""
+
 FASTEST_DISK: Final = 15e9
 """What an NVMe drive on four lanes of PCIe 5 reads [byte/s]."""
 
 
 def find_suspicions(
-    facts: MachineFacts, samples: Samples, links: Sequence[LinkState], datasheet: Mapping[str, tuple[str, float]]
+    facts: MachineFacts,
+    samples: Samples,
+    links: Sequence[LinkState],
+    datasheet: Mapping[str, tuple[str, float]],
+    others: float,
 ) -> list[str]:
     """Every one in a sentence: what was found, and what to check.
 
@@ -44,6 +50,8 @@ def find_suspicions(
         PCIe of every GPU while copies ran.
     datasheet : mapping
         Of the bundled GPU model of the same name (`profile_items.Datasheet`); empty where there is none.
+    others : float
+        Cores that other processes had while it was measured, on average; NaN where that is not known.
     """
     return [
         *_links(samples, links),
@@ -51,7 +59,7 @@ def find_suspicions(
         *_memory(facts, samples),
         *(_interference(samples) if facts.gpus else ()),  # emulated, copies take a core: it is no surprise
         *_disk(samples),
-        *_noise(facts, samples),
+        *_noise(facts, samples, others),
     ]
 
 
@@ -146,10 +154,10 @@ def _disk(samples: Samples) -> Iterator[str]:
         )
 
 
-def _noise(facts: MachineFacts, samples: Samples) -> Iterator[str]:
-    if facts.load > MOST_LOAD * facts.cores:
+def _noise(facts: MachineFacts, samples: Samples, others: float) -> Iterator[str]:
+    if others > MOST_OTHERS * facts.cores:
         yield (
-            f"{facts.load:.1f} processes ran on {facts.cores} cores in the minute before: stop what else runs, and "
+            f"other processes had {others:.1f} of the {facts.cores} cores meanwhile: stop what else runs, and "
             "calibrate again"
         )
     wide = [s for s in samples.by_name.values() if s.spread > MOST_SPREAD and " while " not in s.name]

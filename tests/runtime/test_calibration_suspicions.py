@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from runtime.calibration.datasheet import find_datasheet
-from runtime.calibration.machine import GpuFact, LinkState, MachineFacts, read_link_states, read_numa_nodes
+from runtime.calibration.machine import (
+    GpuFact,
+    LinkState,
+    MachineFacts,
+    busy_seconds,
+    read_link_states,
+    read_numa_nodes,
+)
 from runtime.calibration.samples import Samples
 from runtime.calibration.suspicions import find_suspicions
 
@@ -26,7 +35,6 @@ FACTS = MachineFacts(
     disk_folder="/tmp",
     disk_file_system="ext4",
     disk_free_bytes=1e12,
-    load=0.1,
     kernels="AVX-512",
     versions={},
 )
@@ -44,11 +52,13 @@ LINK = LinkState(generation=3, width=16, most_generation=3, most_width=16)
 T4 = find_datasheet("Tesla T4")
 
 
-def said(changes: dict[str, float] | None = None, facts: MachineFacts = FACTS, link: LinkState = LINK) -> list[str]:
+def said(
+    changes: dict[str, float] | None = None, facts: MachineFacts = FACTS, link: LinkState = LINK, others: float = 0.1
+) -> list[str]:
     samples = Samples()
     for name, value in (FINE | (changes or {})).items():
         samples.add(name, "byte/s", [value])
-    return find_suspicions(facts, samples, [link], T4)
+    return find_suspicions(facts, samples, [link], T4, others)
 
 
 def test_a_machine_as_it_should_be_raises_none() -> None:
@@ -75,7 +85,6 @@ def test_the_datasheet_of_a_bundled_gpu_is_found_by_its_drivers_name() -> None:
         ({}, {"numa_nodes": 2}, {}, "2 NUMA nodes"),
         ({}, {"lockable_bytes": 8 * 2.0**20}, {}, "only 0.01 GiB may be page-locked"),
         ({}, {"kernels": ""}, {}, "no compiled CPU kernels"),
-        ({}, {"load": 20.0}, {}, "20.0 processes ran on 24 cores"),
     ],
 )
 def test_each_rule_finds_its_own_fault_and_no_other(
@@ -100,8 +109,23 @@ def test_measurements_that_spread_are_pointed_out_with_the_worst() -> None:
     samples = Samples()
     samples.add("gpu memory", "byte/s", [200e9, 240e9, 300e9])
     samples.add("gpu launch", "s", [1e-6, 1e-6, 1e-6])
-    (found,) = find_suspicions(replace(FACTS, gpus=()), samples, [], {})
+    (found,) = find_suspicions(replace(FACTS, gpus=()), samples, [], {}, math.nan)
     assert "1 of 2 measurements" in found and "'gpu memory' (21 %)" in found
+
+
+def test_other_processes_are_pointed_out_from_a_twentieth_of_the_cores_on() -> None:
+    assert said(others=1.1) == []
+    assert "other processes had 1.3 of the 24 cores" in said(others=1.3)[0]
+
+
+def test_busy_seconds_are_those_of_the_process_s_own_cores_without_idling(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 9 9 9 9\ncpu0 100 20 30 1000 500 4 6 40 7 7\ncpu1 100 0 0 0\ncpu10 5 5 5 5\nintr 1\n")
+    tick = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds([0], stat) == 200 / tick
+    assert busy_seconds([0, 1], stat) == 300 / tick
+    assert math.isnan(busy_seconds([5], stat))
+    assert math.isnan(busy_seconds([0], tmp_path / "missing"))
 
 
 def test_link_states_are_read_from_the_drivers_command(tmp_path: Path) -> None:
