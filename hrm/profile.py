@@ -198,10 +198,12 @@ class Efficiency:
     """Calibrated shares of the peaks [1], and one overhead [s]. All 1 and 0: work from peaks.
 
     `gpu_overlap` is the share of the shorter of computation and memory access of a GPU operator that hides behind the
-    longer: 1 is the roofline (Eq. 8), 0 adds both up.
+    longer: 1 is the roofline (Eq. 8), 0 adds both up. `gpu_attention` takes the place of `gpu_bandwidth` for
+    attention in decode; None: the same.
     """
 
     gpu_bandwidth: float = 1.0
+    gpu_attention: float | None = None
     gpu_flops_prefill: float = 1.0
     gpu_flops_decode: float = 1.0
     gpu_overlap: float = 1.0

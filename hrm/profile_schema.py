@@ -122,6 +122,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     "host_totals.device_to_host": Field(kind="bandwidth", optional=True),
     "host_totals.memory": Field(kind="bandwidth", optional=True),
     **_efficiency("gpu_bandwidth"),
+    **_efficiency("gpu_attention"),
     **_efficiency("gpu_flops_prefill"),
     **_efficiency("gpu_flops_decode"),
     "efficiency.gpu_overlap": Field(kind="share", optional=True, zero=True),

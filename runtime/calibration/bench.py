@@ -69,6 +69,9 @@ class Bench:
 def make_bench(
     device: Device, sizes: Sizes, *, dtypes: Sequence[str], tell: Callable[[str], None] = lambda _: None
 ) -> Bench:
-    """A bench with a stopwatch for these sizes."""
-    watch = Stopwatch(repeats=sizes.repeats, least_s=sizes.least_s, most_s=sizes.most_s)
+    """A bench with a stopwatch for these sizes; on a machine so busy that it takes long, repeats become fewer."""
+    end = time.perf_counter() + sizes.hurry_after_s
+    watch = Stopwatch(
+        repeats=sizes.repeats, least_s=sizes.least_s, most_s=sizes.most_s, late=lambda: time.perf_counter() > end
+    )
     return Bench(device=device, sizes=sizes, watch=watch, dtypes=tuple(dtypes), tell=tell)

@@ -1,15 +1,15 @@
 """From measured seconds to the constants of a profile: shares of peaks, by the form in which `hrm.rates` prices them.
 
 A layer on the GPU takes c + sum over its operators of max(f/F, m/B) + (1 - o) min(f/F, m/B) seconds, with f FLOPs and m
-bytes as `hrm.cost` counts them; c, F, B and o are fitted. An operator on the CPU takes max(f/F, m/B); B is the measured
-read rate, F follows from the experts that F binds.
+bytes as `hrm.cost` counts them; c is what a layer of small widths takes, F, B and o are fitted. An operator on the CPU
+takes max(f/F, m/B); B is the measured read rate, F follows from the experts that F binds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,21 @@ from scipy.optimize import least_squares
 
 from hrm.cost import Work
 
-__all__ = ["GpuConstants", "Point", "bound_share", "fit_cpu_flops", "fit_gpu", "fit_prefill", "price", "worst_error"]
+__all__ = [
+    "GpuConstants",
+    "Point",
+    "bound_share",
+    "fit_attention",
+    "fit_cpu_flops",
+    "fit_gpu",
+    "fit_prefill",
+    "price",
+    "worst_error",
+]
+
+
+SOFT_FROM = 0.1
+"""Misses from which a point pulls less: one that something else disturbed should not move the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,46 +69,58 @@ def worst_error(points: Sequence[Point], constants: GpuConstants) -> float:
     return max(abs(price(point, constants) / point.seconds - 1.0) for point in points)
 
 
-def fit_gpu(points: Sequence[Point], *, peak_flops_per_s: float, peak_bytes_per_s: float) -> GpuConstants:
-    """The constants that price the points best, by the squares of the logarithms of priced / measured.
+def fit_gpu(
+    points: Sequence[Point], *, fixed_s: float, peak_flops_per_s: float, peak_bytes_per_s: float
+) -> GpuConstants:
+    """F, B and o that price the points best, by ln(priced / measured), with a soft loss.
 
     Parameters
     ----------
     points : sequence of Point
-        Layers in decode by micro-batch, and attention.
+        Layers in decode by micro-batch.
+    fixed_s : float
+        c, measured by itself: from large layers alone it cannot be told from B [s].
     peak_flops_per_s, peak_bytes_per_s : float
         What F and B are at most [FLOP/s, byte/s].
     """
-    smallest = min(point.seconds for point in points if point.fixed)
 
     def constants_of(x: NDArray[np.float64]) -> GpuConstants:
         return GpuConstants(
             flops_per_s=peak_flops_per_s * math.exp(x[0]),
             bytes_per_s=peak_bytes_per_s * math.exp(x[1]),
             overlap=float(x[2]),
-            fixed_s=float(x[3]) * smallest,
+            fixed_s=fixed_s,
         )
 
     def misses(x: NDArray[np.float64]) -> list[float]:
         found = constants_of(x)
         return [math.log(price(point, found) / point.seconds) for point in points]
 
-    starts = [(-0.5, -0.3, overlap, fixed) for overlap in (0.1, 0.5, 0.9) for fixed in (0.01, 0.2)]
-    bounds = ([-6.0, -4.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.9])
-    best = min((least_squares(misses, start, bounds=bounds) for start in starts), key=lambda found: float(found.cost))
+    bounds = ([-6.0, -4.0, 0.0], [0.0, 0.0, 1.0])
+    fits = [
+        least_squares(misses, (-0.5, -0.3, overlap), bounds=bounds, loss="soft_l1", f_scale=SOFT_FROM)
+        for overlap in (0.1, 0.5, 0.9)
+    ]
+    best = min(fits, key=lambda found: float(found.cost))
     return constants_of(best.x)
+
+
+def fit_attention(points: Sequence[Point], layer: GpuConstants, *, peak_bytes_per_s: float) -> float:
+    """B of attention in decode [byte/s], the other constants as in a layer."""
+
+    def misses(x: NDArray[np.float64]) -> list[float]:
+        found = replace(layer, bytes_per_s=peak_bytes_per_s * math.exp(x[0]))
+        return [math.log(price(point, found) / point.seconds) for point in points]
+
+    found = least_squares(misses, [-0.3], bounds=([-4.0], [0.0]), loss="soft_l1", f_scale=SOFT_FROM)
+    return float(peak_bytes_per_s * math.exp(found.x[0]))
 
 
 def fit_prefill(points: Sequence[Point], decode: GpuConstants, *, peak_flops_per_s: float) -> float:
     """F of prefill [FLOP/s], the other constants as in decode."""
 
     def misses(x: NDArray[np.float64]) -> list[float]:
-        found = GpuConstants(
-            flops_per_s=peak_flops_per_s * math.exp(x[0]),
-            bytes_per_s=decode.bytes_per_s,
-            overlap=decode.overlap,
-            fixed_s=decode.fixed_s,
-        )
+        found = replace(decode, flops_per_s=peak_flops_per_s * math.exp(x[0]))
         return [math.log(price(point, found) / point.seconds) for point in points]
 
     found = least_squares(misses, [-0.5], bounds=([-6.0], [0.0]))

@@ -5,12 +5,15 @@ Emulated, this is one core and memory of its own, as the runtime uses them. The 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hrm.graph import LaneKind
 from runtime.calibration.bench import Bench
 from runtime.calibration.layer_work import AttentionWork, LayerWork, place
 from runtime.calibration.products import product_run, read_memory
+from runtime.calibration.sizes import Sizes
 
 __all__ = ["measure_gpu"]
 
@@ -30,6 +33,8 @@ def measure_gpu(bench: Bench) -> tuple[LayerWork, AttentionWork]:
             run = product_run(bench, "gpu", dtype, rows, inputs, outputs)
             name = f"gpu product {dtype} {rows} x {inputs} x {outputs}"
             bench.rate_on(LaneKind.GPU, name, "FLOP/s", 2.0 * rows * inputs * outputs, run)
+    small = LayerWork(small_layer(bench.sizes), bench.dtypes[0], bench.device, "gpu")
+    bench.seconds_on(LaneKind.GPU, "gpu layer of small widths", small.decode(bench.sizes.experts))
     first = LayerWork(bench.sizes, bench.dtypes[0], bench.device, "gpu")
     attention = AttentionWork(first)
     _measure_layer(bench, first, bench.dtypes[0])
@@ -38,6 +43,11 @@ def measure_gpu(bench: Bench) -> tuple[LayerWork, AttentionWork]:
         name = f"gpu attention {bench.dtypes[0]} {requests} requests of {context}"
         bench.rate_on(LaneKind.GPU, name, "byte/s", amount, attention.decode(requests, context))
     return first, attention
+
+
+def small_layer(sizes: Sizes) -> Sizes:
+    """The same layer with widths so small that what it takes is not for its FLOPs and bytes."""
+    return replace(sizes, hidden=64, ffn=64, heads=2, groups=1, head_dim=32)
 
 
 def _measure_layer(bench: Bench, layer: LayerWork, dtype: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hrm.full_cost import KERNELS_PER_LAYER
@@ -20,6 +20,7 @@ from runtime.calibration.constants import (
     GpuConstants,
     Point,
     bound_share,
+    fit_attention,
     fit_cpu_flops,
     fit_gpu,
     fit_prefill,
@@ -241,16 +242,25 @@ def _gpu(bench: Bench, layer: LayerWork, attention: AttentionWork, datasheet: Da
     items["launch_latency"] = _measured(_seconds(launch.median), launch)
     peak = max(peaks[dtype].median, datasheet.get(f"gpu.peak.{dtype}", ("", 0.0))[1])
     bandwidth = max(memory.median, datasheet.get("gpu.bandwidth", ("", 0.0))[1])
-    points, prefill = gpu_points(bench, layer, attention)
+    points, cached, prefill = gpu_points(bench, layer, attention)
+    small = samples["gpu layer of small widths"]
+    fixed = min(small.median, *(point.seconds for point in points))
     # What is reached is at most what was measured of products and memory, whatever a datasheet says.
-    found = fit_gpu(points, peak_flops_per_s=peaks[dtype].median, peak_bytes_per_s=memory.median)
+    found = fit_gpu(points, fixed_s=fixed, peak_flops_per_s=peaks[dtype].median, peak_bytes_per_s=memory.median)
+    read = fit_attention(cached, found, peak_bytes_per_s=memory.median)
     flops = fit_prefill(prefill, found, peak_flops_per_s=peaks[dtype].median)
     names = [point.name for point in points]
-    how = f"fitted to {len(points)} layers and attentions in {dtype}, which it prices within {_worst(points, found)}"
+    how = f"fitted to {len(points)} layers in {dtype}, which it prices within {_worst(points, found)}"
     items["efficiency.gpu_flops_decode"] = _fitted(_share(bound_share(found.flops_per_s, peak)), how, names)
     items["efficiency.gpu_bandwidth"] = _fitted(_share(bound_share(found.bytes_per_s, bandwidth)), how, names)
     items["efficiency.gpu_overlap"] = _fitted(_share(found.overlap), how, names)
-    after = GpuConstants(flops_per_s=flops, bytes_per_s=found.bytes_per_s, overlap=found.overlap, fixed_s=found.fixed_s)
+    items["efficiency.gpu_attention"] = _fitted(
+        _share(bound_share(read, bandwidth)),
+        f"fitted to {len(cached)} attentions in {dtype}, which it prices within "
+        f"{_worst(cached, replace(found, bytes_per_s=read))}",
+        [point.name for point in cached],
+    )
+    after = replace(found, flops_per_s=flops)
     items["efficiency.gpu_flops_prefill"] = _fitted(
         _share(bound_share(flops, peak)),
         f"fitted to {len(prefill)} prefills in {dtype}, which it prices within {_worst(prefill, after)}",
@@ -259,8 +269,8 @@ def _gpu(bench: Bench, layer: LayerWork, attention: AttentionWork, datasheet: Da
     rest = max(0.0, found.fixed_s - KERNELS_PER_LAYER * launch.median)
     items["efficiency.overhead_per_micro_batch"] = _fitted(
         _seconds(rest),
-        f"fixed {found.fixed_s * 1e6:.4g} us of a layer, fitted as above, less {KERNELS_PER_LAYER} launches",
-        [*names, launch.name],
+        f"{small.name}: {fixed * 1e6:.4g} us, less {KERNELS_PER_LAYER} launches",
+        [small.name, launch.name],
     )
     if "all-reduce" in samples:
         items["gpu_link"] = _measured(_rate(samples["all-reduce"].median), samples["all-reduce"])
@@ -280,10 +290,12 @@ def _worst(points: Sequence[Point], constants: GpuConstants) -> str:
     return f"{100 * worst_error(points, constants):.0f} %"
 
 
-def gpu_points(bench: Bench, layer: LayerWork, attention: AttentionWork) -> tuple[list[Point], list[Point]]:
-    """What the GPU's constants are fitted to: (decode, prefill)."""
+def gpu_points(
+    bench: Bench, layer: LayerWork, attention: AttentionWork
+) -> tuple[list[Point], list[Point], list[Point]]:
+    """What the GPU's constants are fitted to: (layers in decode, attention in decode, prefill)."""
     samples, dtype, sizes = bench.samples, bench.dtypes[0], bench.sizes
-    decode = []
+    decode, cached = [], []
     for tokens in sizes.decode_tokens:
         sample = samples[f"gpu layer {dtype} {tokens} tokens"]
         decode.append(Point(name=sample.name, works=layer.decode_works(tokens), seconds=sample.median))
@@ -291,10 +303,10 @@ def gpu_points(bench: Bench, layer: LayerWork, attention: AttentionWork) -> tupl
         sample = samples[f"gpu attention {dtype} {requests} requests of {context}"]
         work = attention.work(requests, context)
         seconds = float(work.bytes_touched) / sample.median
-        decode.append(Point(name=sample.name, works=[work], seconds=seconds, fixed=False))
+        cached.append(Point(name=sample.name, works=[work], seconds=seconds, fixed=False))
     prefill = []
     for prompts, length in sizes.prefill:
         sample = samples[f"gpu prefill {dtype} {prompts} prompts of {length}"]
         works = layer.prefill_works(prompts, length)
         prefill.append(Point(name=sample.name, works=works, seconds=sample.median))
-    return decode, prefill
+    return decode, cached, prefill

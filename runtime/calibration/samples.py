@@ -11,6 +11,7 @@ from typing import Literal
 
 __all__ = ["Sample", "Samples", "Stopwatch", "median_of", "spread_of"]
 
+LEAST_REPEATS = 3
 Unit = Literal["byte/s", "FLOP/s", "s", "byte"]
 
 
@@ -102,12 +103,15 @@ class Stopwatch:
         What takes longer than this is not repeated as often: all repeats together take about so long [s].
     clock : callable
         Seconds, ever more [s].
+    late : callable
+        Whether three repeats must do from now on.
     """
 
     repeats: int
     least_s: float = 0.004
     most_s: float = 2.0
     clock: Callable[[], float] = time.perf_counter
+    late: Callable[[], bool] = lambda: False
 
     def measure(self, run: Callable[[], object], finish: Callable[[], object] = lambda: None) -> list[float]:
         """Seconds of one call, of every repeat, after a warm-up that is not counted [s].
@@ -123,7 +127,8 @@ class Stopwatch:
         finish()
         once = self._time(run, finish, 1)
         calls = max(1, min(10_000, math.ceil(self.least_s / max(once, 1e-9))))
-        repeats = max(3, min(self.repeats, int(self.most_s / max(once, 1e-9)))) if self.repeats >= 3 else self.repeats
+        allowed = LEAST_REPEATS if self.late() else int(self.most_s / max(once, 1e-9))
+        repeats = min(self.repeats, max(LEAST_REPEATS, allowed))
         return [self._time(run, finish, calls) for _ in range(repeats)]
 
     def _time(self, run: Callable[[], object], finish: Callable[[], object], calls: int) -> float:

@@ -38,6 +38,8 @@ class Sizes:
     repeats : int
     least_s, most_s : float
         See `Stopwatch` [s].
+    hurry_after_s : float
+        Seconds after which everything is repeated three times and no more [s].
     """
 
     hidden: int = 1536
@@ -67,6 +69,7 @@ class Sizes:
     repeats: int = 9
     least_s: float = 0.006
     most_s: float = 1.2
+    hurry_after_s: float = 80.0
 
     @property
     def weight_sets(self) -> int:
@@ -89,6 +92,7 @@ QUICK: Final = Sizes(
     repeats=5,
     least_s=0.004,
     most_s=0.5,
+    hurry_after_s=16.0,
 )
 
 

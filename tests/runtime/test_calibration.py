@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from runtime.calibration.constants import (
     GpuConstants,
     Point,
     bound_share,
+    fit_attention,
     fit_cpu_flops,
     fit_gpu,
     fit_prefill,
@@ -99,6 +101,13 @@ def test_what_is_long_is_repeated_three_times_at_least() -> None:
     assert len(Stopwatch(repeats=9, least_s=0.1, most_s=2.0, clock=clock.read).measure(clock.work(60.0))) == 3
 
 
+def test_when_it_is_late_three_repeats_must_do() -> None:
+    clock = FakeClock()
+    watch = Stopwatch(repeats=9, least_s=0.1, most_s=99.0, clock=clock.read, late=lambda: clock.now > 20)
+    assert len(watch.measure(clock.work(1.0))) == 9
+    assert len(watch.measure(clock.work(10.0))) == 3
+
+
 def test_what_is_only_issued_is_waited_for_before_the_clock_is_read() -> None:
     clock = FakeClock()
     watch = Stopwatch(repeats=3, least_s=0.1, most_s=9.0, clock=clock.read)
@@ -171,17 +180,30 @@ def test_a_point_costs_its_fixed_time_and_per_operator_the_longer_and_what_of_th
 
 
 def test_the_constants_of_a_made_up_gpu_are_found_again() -> None:
-    attention = [Point(name="a", works=[Work(100.0, 400.0)], seconds=1.0, fixed=False)]
-    found = fit_gpu(priced(POINTS + attention, MADE_UP), peak_flops_per_s=500.0, peak_bytes_per_s=60.0)
+    points = priced(POINTS, MADE_UP)
+    found = fit_gpu(points, fixed_s=0.5, peak_flops_per_s=500.0, peak_bytes_per_s=60.0)
     assert found.flops_per_s == pytest.approx(200.0, rel=0.01)
     assert found.bytes_per_s == pytest.approx(50.0, rel=0.01)
     assert found.overlap == pytest.approx(0.25, abs=0.02)
-    assert found.fixed_s == pytest.approx(0.5, rel=0.02)
-    assert worst_error(priced(POINTS, MADE_UP), found) < 0.01
+    assert found.fixed_s == 0.5
+    assert worst_error(points, found) < 0.01
+
+
+def test_one_point_that_something_disturbed_hardly_moves_the_others() -> None:
+    points = priced(POINTS * 2, MADE_UP)
+    disturbed = [*points[:-1], replace(points[-1], seconds=3 * points[-1].seconds)]
+    found = fit_gpu(disturbed, fixed_s=0.5, peak_flops_per_s=500.0, peak_bytes_per_s=60.0)
+    assert worst_error(points[:5], found) < 0.12
+
+
+def test_attention_has_a_memory_rate_of_its_own() -> None:
+    cached = [Point(name=str(n), works=[Work(20.0 * n, 100.0 * n)], seconds=1.0, fixed=False) for n in (1, 10)]
+    faster = replace(MADE_UP, bytes_per_s=58.0)
+    assert fit_attention(priced(cached, faster), MADE_UP, peak_bytes_per_s=60.0) == pytest.approx(58.0, rel=1e-3)
 
 
 def test_no_constant_is_above_its_peak() -> None:
-    found = fit_gpu(priced(POINTS, MADE_UP), peak_flops_per_s=100.0, peak_bytes_per_s=20.0)
+    found = fit_gpu(priced(POINTS, MADE_UP), fixed_s=0.5, peak_flops_per_s=100.0, peak_bytes_per_s=20.0)
     assert found.flops_per_s <= 100.0 * (1 + 1e-9)
     assert found.bytes_per_s <= 20.0 * (1 + 1e-9)
 
