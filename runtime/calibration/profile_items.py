@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from hrm.executable import PROCESS_BYTES
 from hrm.full_cost import KERNELS_PER_LAYER
 from hrm.profile import Source
 from hrm.profile_schema import FIELDS
@@ -33,8 +34,13 @@ from runtime.calibration.samples import Sample
 
 __all__ = ["EMULATED_SHARE", "Datasheet", "Item", "collect_items"]
 
+WAYS: Final = ("host_to_device", "device_to_host")
 EMULATED_SHARE: Final = 0.2
 """Of the machine's memory that the emulated accelerator is given; a choice, not a measurement."""
+
+
+DISK_SHARE: Final = 0.9
+"""Of the free space of a disk, that a plan may fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +144,17 @@ def _capacities(bench: Bench, facts: MachineFacts) -> dict[str, Item]:
             )
         limit += ", less the accelerator's"
     items["cpu.memory"] = _read(_size(memory), limit)
-    items["cpu.reserved"] = _default("2 GiB", "operating system and the process itself")
+    in_use = max(0.0, facts.memory_bytes - facts.free_bytes)
+    items["cpu.reserved"] = _read(
+        f"{math.ceil((in_use + PROCESS_BYTES) / GIB * 100) / 100:g} GiB",
+        f"/proc/meminfo: {in_use / GIB:.2f} GiB in use by others; and {PROCESS_BYTES / GIB:g} GiB for a run's process",
+    )
     if bench.device.cuda and facts.lockable_bytes is not None:
         items["cpu.lockable"] = _read(_size(facts.lockable_bytes), "ulimit -l")
     if "disk read" in bench.samples:
-        free = math.floor(facts.disk_free_bytes / GIB) * GIB
-        items["disk.size"] = _read(_size(free), f"{facts.disk_folder}: free space ({facts.disk_file_system})")
+        free = math.floor(DISK_SHARE * facts.disk_free_bytes / GIB) * GIB
+        how = f"{facts.disk_folder}: {100 * DISK_SHARE:.0f} % of its free space ({facts.disk_file_system})"
+        items["disk.size"] = _read(_size(free), how)
         for way in ("read", "write"):
             sample = bench.samples[f"disk {way}"]
             items[f"disk.{way}"] = _measured(_rate(sample.median), sample, "past the page cache where that is possible")
@@ -153,7 +164,7 @@ def _capacities(bench: Bench, facts: MachineFacts) -> dict[str, Item]:
 def _copies(bench: Bench) -> dict[str, Item]:
     """Both directions of the link, staging, page-locking."""
     samples, items = bench.samples, {}
-    for way in ("host_to_device", "device_to_host"):
+    for way in WAYS:
         largest = f"{bench.sizes.copies[-1] / 2**20:g} MiB"
         pinned = samples[f"copy {way} pinned {largest}"]
         items[f"link.{way}.pinned"] = _measured(_rate(pinned.median), pinned)
@@ -175,7 +186,7 @@ def _copies(bench: Bench) -> dict[str, Item]:
     name = "page-locking" if bench.device.cuda else "first write of fresh pages"
     more = "" if bench.device.cuda else "nothing is page-locked where the accelerator is emulated"
     items["pinning"] = _measured(_rate(samples[name].median), samples[name], more)
-    for way in ("host_to_device", "device_to_host"):
+    for way in WAYS:
         name = f"copy {way} of all GPUs"
         if name in samples:
             items[f"host_totals.{way}"] = _measured(_rate(samples[name].median), samples[name])
@@ -198,10 +209,7 @@ def _cpu(bench: Bench, layer: LayerWork, attention: AttentionWork) -> dict[str, 
     bandwidth = read.median
     items = {"cpu.bandwidth": _measured(_rate(bandwidth), read, "by the cores of the CPU lane")}
     if bench.device.emulated:
-        every = samples["all cores read"]
-        items["host_totals.memory"] = _measured(
-            _rate(max(every.median, bandwidth)), every, "the accelerator's core too"
-        )
+        items["host_totals.memory"] = _memory_total(bench)
     peaks = _peaks(bench, "cpu")
     for name, sample in peaks.items():
         items[f"cpu.peak.{name}"] = _measured(_flops(sample.median), sample, "the fastest of the products timed")
@@ -229,6 +237,22 @@ def _cpu(bench: Bench, layer: LayerWork, attention: AttentionWork) -> dict[str, 
         [point.name for point in points] + [peaks[dtype].name],
     )
     return items
+
+
+def _memory_total(bench: Bench) -> Item:
+    """The most that lanes together were seen to move in CPU memory; a copy there reads and writes."""
+    samples, sizes = bench.samples, bench.sizes
+    largest = f"{sizes.copies[-1] / 2**20:g} MiB"
+    opposite = [f"copy {way} pinned {largest} while the other direction copies" for way in WAYS]
+    requests, context = sizes.attention[-1]
+    attention = f"cpu attention {bench.dtypes[0]} {requests} requests of {context} while copies to the GPU run"
+    beside = f"copy host_to_device pinned {largest} while the CPU attends"
+    seen = {("cpu read",): samples["cpu read"].median, ("all cores read",): samples["all cores read"].median}
+    seen[tuple(opposite)] = 2.0 * sum(samples[name].median for name in opposite)
+    seen[attention, beside] = samples[attention].median + 2.0 * samples[beside].median
+    best = max(seen, key=lambda names: seen[names])
+    twice = ", a copy counted twice" if len(best) > 1 else ""
+    return _fitted(_rate(seen[best]), f"the most that was seen: {' and '.join(best)}{twice}", best)
 
 
 def _gpu(bench: Bench, layer: LayerWork, attention: AttentionWork, datasheet: Datasheet) -> dict[str, Item]:

@@ -28,6 +28,7 @@ ENOUGH_CORES: Final = 8
 
 MOST_LOSS: Final = 0.4
 MOST_SPREAD: Final = 0.15
+MOST_IN_USE: Final = 0.25
 MOST_OTHERS: Final = 0.05
 """Of the cores, that other processes may have."""
 
@@ -59,6 +60,7 @@ def find_suspicions(
         *_memory(facts, samples),
         *(_interference(samples) if facts.gpus else ()),  # emulated, copies take a core: it is no surprise
         *_disk(samples),
+        *_in_use(facts),
         *_noise(facts, samples, others),
     ]
 
@@ -151,6 +153,15 @@ def _disk(samples: Samples) -> Iterator[str]:
         yield (
             f"the disk reads {read / 1e9:.3g} and writes {write / 1e9:.3g} GB/s: a cache of the drive, its controller "
             "or the host of a virtual machine seems to answer, and what lasts may be slower"
+        )
+
+
+def _in_use(facts: MachineFacts) -> Iterator[str]:
+    used = facts.memory_bytes - facts.free_bytes
+    if used > MOST_IN_USE * facts.memory_bytes:
+        yield (
+            f"{used / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB of memory are in use, and cpu.reserved leaves "
+            "them out of every plan: calibrate when they are free, or --set cpu.reserved"
         )
 
 

@@ -84,6 +84,7 @@ def test_the_datasheet_of_a_bundled_gpu_is_found_by_its_drivers_name() -> None:
         ({"disk write": 5e9}, {}, {}, "a cache of the drive"),
         ({}, {"numa_nodes": 2}, {}, "2 NUMA nodes"),
         ({}, {"lockable_bytes": 8 * 2.0**20}, {}, "only 0.01 GiB may be page-locked"),
+        ({}, {"free_bytes": 140e9}, {}, "48.4 of 178.8 GiB of memory are in use"),
         ({}, {"kernels": ""}, {}, "no compiled CPU kernels"),
     ],
 )
