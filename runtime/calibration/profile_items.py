@@ -247,7 +247,10 @@ def _memory_total(bench: Bench) -> Item:
     requests, context = sizes.attention[-1]
     attention = f"cpu attention {bench.dtypes[0]} {requests} requests of {context} while copies to the GPU run"
     beside = f"copy host_to_device pinned {largest} while the CPU attends"
-    seen = {("cpu read",): samples["cpu read"].median, ("all cores read",): samples["all cores read"].median}
+    seen: dict[tuple[str, ...], float] = {
+        ("cpu read",): samples["cpu read"].median,
+        ("all cores read",): samples["all cores read"].median,
+    }
     seen[tuple(opposite)] = 2.0 * sum(samples[name].median for name in opposite)
     seen[attention, beside] = samples[attention].median + 2.0 * samples[beside].median
     best = max(seen, key=lambda names: seen[names])
