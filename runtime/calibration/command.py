@@ -34,8 +34,9 @@ from runtime.calibration.machine import (
     read_link_states,
     read_machine,
 )
-from runtime.calibration.profile_items import Item, collect_items
+from runtime.calibration.profile_items import collect_items
 from runtime.calibration.profile_writing import profile_text, write_profile
+from runtime.calibration.quantities import Item
 from runtime.calibration.samples import Samples
 from runtime.calibration.several_gpus import measure_several
 from runtime.calibration.sizes import FULL, QUICK, Sizes

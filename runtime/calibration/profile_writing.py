@@ -11,7 +11,7 @@ from hrm.errors import InputError
 from hrm.profile import HardwareProfile
 from hrm.profile_files import profile_from_document
 from hrm.profile_yaml import read_yaml
-from runtime.calibration.profile_items import Item
+from runtime.calibration.quantities import Item
 from runtime.calibration.samples import Sample, Samples
 
 __all__ = ["profile_text", "sample_line", "write_profile"]

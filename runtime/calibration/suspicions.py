@@ -50,7 +50,7 @@ def find_suspicions(
     links : sequence of LinkState
         PCIe of every GPU while copies ran.
     datasheet : mapping
-        Of the bundled GPU model of the same name (`profile_items.Datasheet`); empty where there is none.
+        Of the bundled GPU model of the same name (`quantities.Datasheet`); empty where there is none.
     others : float
         Cores that other processes had while it was measured, on average; NaN where that is not known.
     """

@@ -20,6 +20,7 @@ from hrm.profile_files import check_profile, dump_profile, load_profile
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, choose_formats
 from hrm.workload import uniform_workload
+from runtime.calibration import command as measuring
 from runtime.calibration.command import calibrate
 from runtime.calibration.sizes import Sizes
 
@@ -207,6 +208,16 @@ def test_the_screen_has_every_quantity_and_the_document_is_json(calibrated: Cali
         assert key in file.getvalue()
     for line in document["looks_wrong"]:
         assert line[:40] in file.getvalue()
+
+
+def test_nothing_that_lays_out_or_runs_a_task_graph_is_imported() -> None:
+    """Predictions are to be judged by runs that the profile has not seen."""
+    sources = "".join(path.read_text() for path in Path(measuring.__file__).parent.glob("*.py"))
+    assert "from runtime.calibration.layer_work " in sources
+    for module in ("executor", "session", "run_state", "kernels", "layer_check"):
+        assert f"runtime.{module} " not in sources, module
+    for module in ("schedules", "launcher", "layout"):
+        assert f"hrm.{module} " not in sources, module
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
