@@ -55,7 +55,7 @@ from hrm.cli_options import (
     load_workload_options,
     read_pins,
 )
-from hrm.cli_running import diff_traces, fit_constants, run_plan, simulate_plan, validate_app
+from hrm.cli_running import calibrate_machine, diff_traces, fit_constants, run_plan, simulate_plan, validate_app
 from hrm.errors import HrmError, InputError
 from hrm.terminal import Progress, ReaderGone, forget_unwritten, print_json, print_screen, say, write
 
@@ -173,6 +173,7 @@ def plan(
 # Between the others, as `hrm --help` lists them.
 app.command("simulate")(simulate_plan)
 app.command("run")(run_plan)
+app.command("calibrate")(calibrate_machine)
 app.command("diff")(diff_traces)
 
 

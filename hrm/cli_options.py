@@ -114,7 +114,7 @@ Hardware = Annotated[
     str,
     typer.Option(
         "--hw",
-        help="Hardware profile: a YAML file, or a bundled name (hrm hardware).",
+        help="Hardware profile: a YAML file, a bundled name (hrm hardware), or auto (hrm calibrate).",
         autocompletion=complete_hardware,
     ),
 ]

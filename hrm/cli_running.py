@@ -1,4 +1,4 @@
-"""Commands of `hrm` that run a plan, and those that judge predictions: simulate, run, diff, validate, fit."""
+"""Commands that run a plan, and those that judge predictions: simulate, run, calibrate, diff, validate, fit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hrm.cli_options import Contention, Json
 from hrm.errors import InputError
 from hrm.terminal import Progress, print_json, print_screen, say
 
-__all__ = ["diff_traces", "fit_constants", "run_plan", "simulate_plan", "validate_app"]
+__all__ = ["calibrate_machine", "diff_traces", "fit_constants", "run_plan", "simulate_plan", "validate_app"]
 
-validate_app = typer.Typer(help="Predictions beside measurements: published.", no_args_is_help=True)
+validate_app = typer.Typer(
+    help="Predictions beside measurements: published, and one layer on this machine.", no_args_is_help=True
+)
 
 
 def simulate_plan(
@@ -207,6 +209,32 @@ def _run_prompts(given: dict[str, Any]) -> None:
     print_json(document) if given["json_"] else print_screen(lambda console: print_job(document, console))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
+
+
+def calibrate_machine(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the profile there too, YAML.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: 40 s at most.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder whose disk is measured; default: /tmp.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Measure this machine and write a hardware profile of it, which --hw auto takes."""
+    from hrm.calibration_report import print_calibration
+
+    with Progress(json_, "starting torch"), _runtime_for("hrm calibrate"):
+        from runtime.calibration.command import calibrate
+
+    with Progress(json_, "looking at the machine") as tell:
+        document = calibrate(output, quick=quick, device=device, disk_dir=disk_dir, on_progress=tell)
+    print_json(document) if json_ else print_screen(lambda console: print_calibration(document, console))
+    for path in document["files"]:
+        say(f"saved to {path}")
 
 
 def diff_traces(

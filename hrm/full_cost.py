@@ -250,7 +250,7 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
     kv_read_off_gpu = (capacity - Affine.of(KV_ON_GPU)) * read_per_byte
     per_byte = cost.attention_decode_per_kv_byte(model, formats, sizes.kv_read_bytes_per_request)
     on_each = replace(per_byte, bytes_touched=per_byte.bytes_touched * kv_replicas(scenario))
-    gpu_per_byte = rates.gpu_seconds(on_each, "decode", wide=True)
+    gpu_per_byte = rates.gpu_attention_seconds(on_each)
 
     # GPU
     pipeline = batch.pipeline
@@ -339,11 +339,11 @@ def decode_lanes(scenario: Scenario, sizes: Sizes, rates: Rates, batch: Batch) -
             "host_to_device": h2d,
             "device_to_host": d2h,
             "disk": disk,
-            "cpu_memory": dram / rates.cpu_bytes_per_s,
+            "cpu_memory": dram / rates.memory_bytes_per_s,
         },
         when_staged={
             "staging": staged / rates.staging_bytes_per_s,
-            "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
+            "cpu_memory": (dram + 2.0 * staged) / rates.memory_bytes_per_s,
         },
         weight_copies=weights / rates.h2d_bytes_per_s,
         chain=chain,
@@ -424,11 +424,11 @@ def prefill_lanes(
             "host_to_device": h2d,
             "device_to_host": d2h,
             "disk": disk,
-            "cpu_memory": dram / rates.cpu_bytes_per_s,
+            "cpu_memory": dram / rates.memory_bytes_per_s,
         },
         when_staged={
             "staging": staged / rates.staging_bytes_per_s,
-            "cpu_memory": (dram + 2.0 * staged) / rates.cpu_bytes_per_s,
+            "cpu_memory": (dram + 2.0 * staged) / rates.memory_bytes_per_s,
         },
         weight_copies=weights / rates.h2d_bytes_per_s,
         chain=None,

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-__all__ = ["GpuFacts", "HostFacts", "free_cpu_bytes", "read_gpus", "read_host_facts"]
+__all__ = [
+    "GpuFacts",
+    "HostFacts",
+    "container_limit_bytes",
+    "free_cpu_bytes",
+    "memory_bytes",
+    "read_gpus",
+    "read_host_facts",
+]
 
 TorchBuild = Literal["cuda", "cpu"]
 
@@ -113,16 +121,39 @@ def free_cpu_bytes(root: Path = Path("/")) -> float:
     return max(0.0, min(_available_bytes(root / "proc" / "meminfo"), *_cgroup_rooms(root), math.inf))
 
 
+def memory_bytes(root: Path = Path("/")) -> float:
+    """Memory of the machine, free or not, whatever a container may take of it [byte]."""
+    return _meminfo_bytes(root / "proc" / "meminfo", "MemTotal")
+
+
+def container_limit_bytes(root: Path = Path("/")) -> float | None:
+    """The least memory limit of the groups that this process is in, directly or by a parent [byte]; None: no limit."""
+    limits = (_limit(folder, names[0]) for folder, names in _cgroup_folders(root))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _available_bytes(meminfo: Path) -> float:
+    return _meminfo_bytes(meminfo, "MemAvailable")
+
+
+def _meminfo_bytes(meminfo: Path, wanted: str) -> float:
     for line in _lines(meminfo):
         key, _, value = line.partition(":")
-        if key == "MemAvailable":
+        if key == wanted:
             return float(value.split()[0]) * 1024.0  # "kB" there is 1024 byte
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _cgroup_rooms(root: Path) -> Iterator[float]:
     """What every limited memory group that this process is in, directly or by a parent, has left [byte]."""
+    for folder, names in _cgroup_folders(root):
+        room = _room(folder, *names)
+        if room is not None:
+            yield room
+
+
+def _cgroup_folders(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Folders of the memory groups that this process is in, and the names of their files."""
     mount = root / "sys" / "fs" / "cgroup"
     for line in _lines(root / "proc" / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -136,17 +167,20 @@ def _cgroup_rooms(root: Path) -> Iterator[float]:
         # A container may see only its own group, mounted as the top one, under the path that the host has for it.
         depths = range(len(parts) + 1) if ".." not in parts else range(1)
         for depth in depths:
-            room = _room(base.joinpath(*parts[:depth]), *CGROUP_FILES[version])
-            if room is not None:
-                yield room
+            yield base.joinpath(*parts[:depth]), CGROUP_FILES[version]
+
+
+def _limit(folder: Path, limit_file: str) -> float | None:
+    limit = next(iter(_lines(folder / limit_file)), "")
+    return float(limit) if limit.isdigit() and float(limit) < NO_LIMIT_BYTES else None
 
 
 def _room(folder: Path, limit_file: str, use_file: str, cache_key: str) -> float | None:
-    limit, use = (next(iter(_lines(folder / name)), "") for name in (limit_file, use_file))
-    if not (limit.isdigit() and use.isdigit()) or float(limit) >= NO_LIMIT_BYTES:
+    limit, use = _limit(folder, limit_file), next(iter(_lines(folder / use_file)), "")
+    if limit is None or not use.isdigit():
         return None
     cache = next((line.split()[1] for line in _lines(folder / "memory.stat") if line.split()[0] == cache_key), "0")
-    return float(limit) - float(use) + float(cache)
+    return limit - float(use) + float(cache)
 
 
 def _lines(path: Path) -> list[str]:

@@ -74,6 +74,8 @@ class GpuLevel:
         [FLOP/s].
     dtypes : tuple[str, ...]
         Activation dtypes it computes natively (a T4 has no bf16).
+    host_cores : int
+        Of an accelerator that is emulated: cores of the host it computes on, beside those of the CPU; 0 for a GPU.
     """
 
     name: str
@@ -84,6 +86,7 @@ class GpuLevel:
     bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float]
     dtypes: tuple[str, ...]
+    host_cores: int = 0
 
     def peak(self, dtype: str) -> float:
         """Dense peak for a dtype [FLOP/s].
@@ -180,10 +183,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTotals:
-    """What all GPUs of the host together can move, per direction [bytes/s]; None = no shared limit known."""
+    """What all GPUs of the host together can move, per direction [bytes/s]; None = no shared limit known.
+
+    `memory` is what cores and copies together get from host memory, where that is not what the CPU's cores read.
+    """
 
     host_to_device_bytes_per_s: float | None = None
     device_to_host_bytes_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +198,12 @@ class Efficiency:
     """Calibrated shares of the peaks [1], and one overhead [s]. All 1 and 0: work from peaks.
 
     `gpu_overlap` is the share of the shorter of computation and memory access of a GPU operator that hides behind the
-    longer: 1 is the roofline (Eq. 8), 0 adds both up.
+    longer: 1 is the roofline (Eq. 8), 0 adds both up. `gpu_attention` takes the place of `gpu_bandwidth` for
+    attention in decode; None: the same.
     """
 
     gpu_bandwidth: float = 1.0
+    gpu_attention: float | None = None
     gpu_flops_prefill: float = 1.0
     gpu_flops_decode: float = 1.0
     gpu_overlap: float = 1.0

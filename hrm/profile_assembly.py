@@ -185,6 +185,7 @@ def _build(
         bandwidth_bytes_per_s=value("gpu.bandwidth"),
         peak_flops_per_s=peaks("gpu"),
         dtypes=dtypes or tuple(peaks("gpu")),
+        host_cores=int(maybe("gpu.host_cores") or 0),
     )
     cpu = CpuLevel(
         name=texts.get("cpu.name", "CPU"),
@@ -224,6 +225,7 @@ def _build(
         host_totals=HostTotals(
             host_to_device_bytes_per_s=maybe("host_totals.host_to_device"),
             device_to_host_bytes_per_s=maybe("host_totals.device_to_host"),
+            memory_bytes_per_s=maybe("host_totals.memory"),
         ),
         efficiency=Efficiency(**efficiency),
         quantities=quantities,

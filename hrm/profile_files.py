@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hrm.calibrated_profile import AUTO, find_calibrated
 from hrm.errors import InputError
 from hrm.profile import HardwareProfile
 from hrm.profile_assembly import Entry, assemble
@@ -59,7 +60,8 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     Parameters
     ----------
     name_or_path : str or Path
-        A YAML file if there is one of that name, else a bundled profile, with or without ``.yaml``.
+        A YAML file if there is one of that name, else a bundled profile, with or without ``.yaml``; ``auto`` for what
+        `hrm calibrate` found of this machine.
 
     Raises
     ------
@@ -193,6 +195,9 @@ def _find_profile(name: str) -> tuple[Path, str]:
     """Path of a profile, and the name errors give it."""
     if not name.strip():
         raise InputError("the name of the hardware profile is empty", way_out="see: hrm hardware")
+    if name == AUTO:
+        found = find_calibrated()
+        return found, str(found)
     path = Path(name)
     is_path = "\0" not in name and len(name) < 1000
     if path.suffix in (".yaml", ".yml") and is_path and path.is_file():

@@ -77,6 +77,7 @@ def _efficiency(name: str) -> dict[str, Field]:
 
 FIELDS: Final[Mapping[str, Field]] = {
     "gpu.count": Field(kind="count", default=("1", "user", "default: one GPU")),
+    "gpu.host_cores": Field(kind="count", optional=True),
     "gpu.memory": Field(kind="size"),
     "gpu.usable_memory": Field(kind="size", share_of="gpu.memory"),
     "gpu.context": Field(
@@ -119,7 +120,9 @@ FIELDS: Final[Mapping[str, Field]] = {
     ),
     "host_totals.host_to_device": Field(kind="bandwidth", optional=True),
     "host_totals.device_to_host": Field(kind="bandwidth", optional=True),
+    "host_totals.memory": Field(kind="bandwidth", optional=True),
     **_efficiency("gpu_bandwidth"),
+    **_efficiency("gpu_attention"),
     **_efficiency("gpu_flops_prefill"),
     **_efficiency("gpu_flops_decode"),
     "efficiency.gpu_overlap": Field(kind="share", optional=True, zero=True),

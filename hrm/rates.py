@@ -7,7 +7,7 @@ act as one with their peaks added up; the link does too, up to what the host giv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -53,6 +53,10 @@ class Rates:
         Per kernel, per copy, per micro-batch and layer [s].
     all_reduce_bytes_per_s : float or None
         GPU to GPU, each way; None = through the host.
+    host_memory_bytes_per_s : float or None
+        Host memory for cores and copies together; None = `cpu_bytes_per_s` [byte/s].
+    gpu_attention_bytes_per_s : float or None
+        GPU memory as attention in decode reaches it; None = `gpu_bytes_per_s` [byte/s].
     """
 
     gpus: int
@@ -78,6 +82,13 @@ class Rates:
     copy_s: float
     overhead_s: float
     all_reduce_bytes_per_s: float | None
+    host_memory_bytes_per_s: float | None = None
+    gpu_attention_bytes_per_s: float | None = None
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Host memory for all that draws on it: the total where one is known, else what the CPU reads [byte/s]."""
+        return self.cpu_bytes_per_s if self.host_memory_bytes_per_s is None else self.host_memory_bytes_per_s
 
     def gpu_seconds(self, work: Work, phase: Phase, *, wide: bool = False) -> Number:
         """Seconds of one operator on the GPU(s) [s]; `wide` = its weights are never quantised.
@@ -89,6 +100,12 @@ class Rates:
         expand = work.dequantised * (DEQUANTISATION_FLOPS / self.gpu_vector_flops_per_s)
         exposed = (1.0 - self.gpu_overlap) * np.minimum(compute, memory)
         return np.maximum(compute, memory) + exposed + expand
+
+    def gpu_attention_seconds(self, work: Work) -> Number:
+        """Seconds of attention over the KV cache on the GPU(s), in decode [s]; it may have a rate of its own."""
+        rate = self.gpu_attention_bytes_per_s
+        at_its_rate = self if rate is None else replace(self, gpu_bytes_per_s=rate)
+        return at_its_rate.gpu_seconds(work, "decode", wide=True)
 
     def cpu_seconds(self, work: Work) -> Number:
         """Seconds of one operator on the CPU with its operands in CPU memory [s] (Eq. 8)."""
@@ -140,4 +157,8 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
         copy_s=link.copy_latency_s,
         overhead_s=shares.overhead_per_micro_batch_s,
         all_reduce_bytes_per_s=profile.gpu_link_bytes_per_s,
+        host_memory_bytes_per_s=totals.memory_bytes_per_s,
+        gpu_attention_bytes_per_s=(
+            None if shares.gpu_attention is None else gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_attention
+        ),
     )

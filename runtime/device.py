@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hrm.errors import InputError
+from hrm.graph import LaneKind
 
 __all__ = ["Device", "choose_device", "no_room"]
 
@@ -88,6 +89,14 @@ class Device:
     def cpu_cores(self) -> tuple[int, ...]:
         """Cores of the CPU lane."""
         return self.cores[:-1] or self.cores if self.emulated else self.cores
+
+    def lane_cores(self, kind: LaneKind) -> tuple[tuple[int, ...], int]:
+        """Cores that a lane is held to (none: any), and with how many threads it computes."""
+        if kind is LaneKind.GPU and self.emulated:
+            return self.gpu_cores, 1
+        if kind is LaneKind.CPU:
+            return self.cpu_cores, len(self.cpu_cores)
+        return (), 1
 
     def gpu_bytes(self, size: int) -> Tensor:
         """Memory of the GPU level, uint8 [size].

@@ -185,12 +185,7 @@ def _work(shared: _Shared, lane: Lane, ended: threading.Event) -> None:
     stream = shared.streams.get(lane) if on_stream else None
     index = -1
     try:
-        if lane.kind is LaneKind.GPU and device.emulated:
-            settle_thread(device.gpu_cores, 1)
-        elif lane.kind is LaneKind.CPU:
-            settle_thread(device.cpu_cores, len(device.cpu_cores))
-        else:
-            settle_thread((), 1)
+        settle_thread(*device.lane_cores(lane.kind))
         with torch.inference_mode(), torch.cuda.stream(stream) if stream is not None else nullcontext():
             for index in shared.graph.of_lane(lane):
                 if stream is not None:

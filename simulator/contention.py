@@ -45,12 +45,14 @@ def sharing_of(profile: HardwareProfile, rates: Rates, *, alike: int = 1) -> Sha
     With `alike` GPUs of which only the first one is laid out, what it draws from the host the others draw too.
 
     Cores: attention and experts on the CPU use all of them, a staging copy one, disk input half of one (estimated);
-    DMA uses none. DRAM: a staging copy reads and writes; DMA and disk pass it once. Several GPUs: the host's total of
+    DMA uses none. DRAM: a staging copy reads and writes; DMA and disk pass it once. An emulated accelerator computes on
+    cores of its own beside the CPU's, in the same DRAM; copies from and to it take a core each and pass DRAM twice, and
+    what both directions lose to each other is just that. Several GPUs: the host's total of
     each direction; a sum over GPUs through the host takes its part of either direction of each link.
     """
-    cores = float(profile.cpu.cores)
+    cores, emulated = float(profile.cpu.cores), float(profile.gpu.host_cores)
     through_host = rates.gpus > 1 and rates.all_reduce_bytes_per_s is None
-    capacities = {"cpu_memory": rates.cpu_bytes_per_s, "cores": cores}
+    capacities = {"cpu_memory": rates.memory_bytes_per_s, "cores": cores + emulated}
     if rates.gpus > 1:
         capacities |= {"up": rates.h2d_bytes_per_s, "down": rates.d2h_bytes_per_s}
     if through_host:
@@ -66,7 +68,12 @@ def sharing_of(profile: HardwareProfile, rates: Rates, *, alike: int = 1) -> Sha
             return {"cpu_memory": touched / seconds, "cores": 0.0 if task.id.op is Op.EMBED else cores}
         if kind in (LaneKind.H2D, LaneKind.D2H):
             way = "up" if kind is LaneKind.H2D else "down"
+            if emulated:
+                return {"cpu_memory": 2.0 * moved, "cores": 1.0}
             return {"cpu_memory": moved, way: moved, f"{way}{task.lane.device}": moved}
+        if kind is LaneKind.GPU and emulated:
+            touched = sum(float(operator.work.bytes_touched) for operator in task.operators)
+            return {"cpu_memory": touched / seconds, "cores": emulated}
         if task.id.op is Op.ALL_REDUCE and through_host:
             device = task.lane.device
             links = dict.fromkeys(("up", "down", f"up{device}", f"down{device}"), moved)
@@ -99,7 +106,7 @@ def sharing_of(profile: HardwareProfile, rates: Rates, *, alike: int = 1) -> Sha
     return Sharing(
         capacities=capacities,
         demand=demand,
-        duplex={LaneKind.H2D: 1.0 - rates.h2d_loss, LaneKind.D2H: 1.0 - rates.d2h_loss},
+        duplex={} if emulated else {LaneKind.H2D: 1.0 - rates.h2d_loss, LaneKind.D2H: 1.0 - rates.d2h_loss},
     )
 
 

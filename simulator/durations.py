@@ -60,6 +60,9 @@ def roofline_durations(rates: Rates, *, shared: bool = False) -> Durations:
             if task.id.op is Op.ALL_REDUCE:
                 return total + task.bytes_moved / reduced
             for operator in task.operators:
+                if operator.name == "attention" and phase == "decode":
+                    total += float(rates.gpu_attention_seconds(count * operator.work))
+                    continue
                 wide = operator.name in NEVER_QUANTISED
                 total += float(rates.gpu_seconds(count * operator.work, phase, wide=wide))
             return total

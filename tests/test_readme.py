@@ -198,6 +198,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "plan",
         "simulate",
         "run",
+        "calibrate",
         "diff",
         "compare",
         "sweep",
@@ -236,6 +237,11 @@ def test_simulate_options_are_documented() -> None:
 
 def test_run_options_are_documented() -> None:
     assert options_of("run") == {word for row in tables(CLI)["option | in a run"] for word in code_words(row[0])}
+
+
+def test_calibrate_options_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | in a calibration"] for word in code_words(row[0])}
+    assert options_of("calibrate") == documented
 
 
 def test_diff_options_are_documented() -> None:

@@ -1,8 +1,8 @@
 """A plan for this machine, as it is now, without being told of one: `hrm run --hw auto`.
 
-What is free of memory is looked up; rates are not measured. They are those of the bundled profile with the same GPU and
-about as many cores, and a CPU with fewer cores than that profile's host counts for its share of it. Where there is no
-GPU, everything is planned on the CPU.
+What is free of memory is looked up; rates are not measured. They are those that `hrm calibrate` measured here
+for the GPU, or else those of the bundled profile with the same GPU and about as many cores, and a CPU with fewer cores
+than that profile's host counts for its share of it. Where there is no GPU, everything is planned on the CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hrm.calibrated_profile import AUTO, calibrated_path
 from hrm.errors import InfeasibleError, InputError
 from hrm.executable import PROCESS_BYTES
 from hrm.executable_plans import with_executable_plan
@@ -31,7 +32,6 @@ from runtime.jobs.progress import rate_text
 
 __all__ = ["describe_choice", "guess_profile", "plan_here"]
 
-AUTO = "auto"
 SHARE = 0.9
 """Of what is free now, what a plan may take: something else may start meanwhile."""
 
@@ -60,13 +60,15 @@ def guess_profile(host: HostFacts, *, disk: bool = False) -> tuple[HardwareProfi
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if gpu is None:
         base, words = load_profile(WITHOUT_GPU), f"no CUDA GPU, the CPU of {WITHOUT_GPU}"
+    elif (measured := _measured_here()) is not None:
+        base, words = measured, f"{gpu.name}, as hrm calibrate measured this machine"
     else:
         named = [name for name in profile_names() if _is_profile_of(name, gpu.name)]
         if not named:
             raise InputError(
                 f"no bundled profile has a {gpu.name}",
                 where=f"--hw {AUTO}",
-                way_out="--hw with a profile of this machine (hrm hardware show l4 is an example)",
+                way_out="hrm calibrate, which measures one, or --hw with a profile of this machine",
             )
         nearest = min(named, key=lambda name: (abs(math.log(load_profile(name).cpu.cores / cores)), name))
         base, words = load_profile(nearest), f"{gpu.name}, rates of {nearest}"
@@ -85,13 +87,22 @@ def guess_profile(host: HostFacts, *, disk: bool = False) -> tuple[HardwareProfi
         if key.startswith("cpu.peak."):
             changes[key] = f"{quantity.value * share / 1e12:.4g} TFLOPS"
     if disk:
-        changes |= {"disk.size": _gib(SHARE * host.disk_bytes)} | SLOW_DISK
+        changes |= {"disk.size": _gib(SHARE * host.disk_bytes)} | ({} if base.disk is not None else SLOW_DISK)
     else:
         changes["disk"] = None
     words += f" at {cores} of {base.cpu.cores} cores" if share < 1.0 else ""
+    if disk and base.disk is None:
+        words += ", a slow disk"
     words += f"; {host.cpu_bytes / GIB:.1f} GiB of CPU memory"
     words += f" and {gpu.free_bytes / GIB:.1f} GiB of GPU memory are free" if gpu else " are free"
     return with_overrides(base, changes), words
+
+
+def _measured_here() -> HardwareProfile | None:
+    """What `hrm calibrate` measured here, if that was a GPU: beside an emulated one it measures one core of the CPU."""
+    path = calibrated_path()
+    profile = load_profile(str(path)) if path.is_file() else None
+    return profile if profile is not None and not profile.gpu.host_cores else None
 
 
 def plan_here(
@@ -119,7 +130,7 @@ def plan_here(
         return _plan(profile, config, workload, on_progress), words
     except InfeasibleError:
         profile, words = guess_profile(host, disk=True)
-        return _plan(profile, config, workload, on_progress), f"{words}; the disk is taken for a slow one"
+        return _plan(profile, config, workload, on_progress), words
 
 
 def _plan(

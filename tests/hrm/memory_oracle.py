@@ -266,14 +266,32 @@ def _cpu_only(
     model: ModelSpec, workload: Workload, formats: Formats, policy: Policy, need: Demands
 ) -> dict[str, dict[str, float]]:
     weights, value, n = _weights(model, formats), formats.activation_bytes, policy.batch_size
-    visits = model.streamed_top_k * (2 * model.hidden_size + model.mlp_matrices * model.streamed_ffn)
-    rows = 2 * model.hidden_size + visits
     cpu = {
         "experts": (1.0 - policy.weights_on_disk) * weights["experts"],
         "two layers from disk": 2.0 * policy.weights_on_disk * weights["layer"],
         "other weights": weights["dense"] + weights["embedding"] + weights["head_stored"],
         "KV cache": float(need.batch_kv_bytes),
         "hidden states": need.batch_prompt_tokens * model.hidden_size * value,
-        "activations": max(need.prefill_tokens * rows * value, n * (rows * value + 8.0 * model.vocab_size)),
+        "activations": max(
+            _cpu_activations(model, formats, need.prefill_tokens),
+            _cpu_activations(model, formats, n) + n * 8.0 * model.vocab_size,
+        ),
     }
     return {"cpu": cpu, "disk": {"experts": policy.weights_on_disk * weights["experts"]}}
+
+
+def _cpu_activations(model: ModelSpec, formats: Formats, tokens: float) -> float:
+    """Of so many tokens beside their hidden states: stages of a layer, one expert at a time, in fp16 in both widths."""
+    value, h = formats.activation_bytes, model.hidden_size
+    qkv, result = _attention_values(model)
+    inner = [model.shared_ffn, model.dense_ffn if model.is_moe and model.n_dense_layers else 0]
+    again = 4.0 if formats.compute == "fp16" else 0.0
+    stages = [
+        (h + qkv) * value + h * again,
+        (qkv + 2 * result) * (value + again),
+        h * (value + 4.0) + 12.0 * model.streamed_top_k,
+        *((h + model.mlp_matrices * width) * value + max(h, width) * again for width in inner),
+    ]
+    visit = 2 * h + model.mlp_matrices * model.streamed_ffn
+    copied = 2048 * model.mlp_matrices * h * again
+    return tokens * max(stages) + min(tokens, 1024) * visit * max(value, again) + copied

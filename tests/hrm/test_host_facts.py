@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from hrm.host_facts import GpuFacts, free_cpu_bytes, read_gpus, read_host_facts
+from hrm.host_facts import (
+    GpuFacts,
+    container_limit_bytes,
+    free_cpu_bytes,
+    memory_bytes,
+    read_gpus,
+    read_host_facts,
+)
 
 GIB = 2**30
 T4, L4 = (
@@ -35,6 +42,17 @@ def machine(root: Path, groups: str, files: dict[str, str], available_kib: int =
 
 def test_without_a_limit_memory_is_what_the_kernel_calls_available(tmp_path: Path) -> None:
     assert free_cpu_bytes(machine(tmp_path, "0::/\n", {"memory.max": "max\n", "memory.current": "5\n"})) == 8 * GIB
+
+
+def test_the_limit_of_a_container_is_the_tightest_whatever_is_in_use(tmp_path: Path) -> None:
+    files = {"a/memory.max": f"{6 * GIB}\n", "a/b/memory.max": f"{2 * GIB}\n", "a/b/memory.current": f"{GIB}\n"}
+    root = machine(tmp_path, "0::/a/b\n", files)
+    assert container_limit_bytes(root) == 2 * GIB
+    assert memory_bytes(root) == 99999999 * 1024
+
+
+def test_a_group_without_a_limit_has_none(tmp_path: Path) -> None:
+    assert container_limit_bytes(machine(tmp_path, "0::/\n", {"memory.max": "max\n"})) is None
 
 
 def test_a_container_has_its_limit_less_its_use_without_file_cache(tmp_path: Path) -> None:

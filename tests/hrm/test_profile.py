@@ -23,9 +23,10 @@ from hrm.profile_files import (
 )
 
 NAMES = [
-    *("a100-80g", "a100x2-paper", "a10g", "colab-t4", "h100", "h200", "kaggle-t4x2", "l4", "l4-figures", "l4-paper"),
-    *("l40s", "rtx3090", "rtx4090", "t4", "t4-paper", "t4x2", "t4x4"),
+    *("a100-80g", "a100x2-paper", "a10g", "colab-t4", "emulated-cpu", "h100", "h200", "kaggle-t4x2", "l4"),
+    *("l4-figures", "l4-paper", "l40s", "rtx3090", "rtx4090", "t4", "t4-paper", "t4x2", "t4x4"),
 ]
+GPUS = [name for name in NAMES if name != "emulated-cpu"]
 PAPER = ("a100x2-paper", "l4-figures", "l4-paper", "t4-paper")
 
 
@@ -71,7 +72,7 @@ CALIBRATED = {
 """Efficiencies of a profile and where each comes from; every other profile works from peaks."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GPUS)
 def test_profiles_with_a_t4_or_an_l4_are_calibrated_and_all_others_work_from_peaks(name):
     profile = load_profile(name)
     found = {
@@ -85,7 +86,7 @@ def test_profiles_with_a_t4_or_an_l4_are_calibrated_and_all_others_work_from_pea
     assert all(getattr(profile.efficiency, f.name) < 1 for f in default if f.name in found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GPUS)
 def test_prefill_and_decode_share_the_fitted_share_of_the_gpu_peak(name):
     shares = load_profile(name).efficiency
     assert shares.gpu_flops_prefill == shares.gpu_flops_decode
@@ -96,6 +97,16 @@ def test_bundled_profiles_have_a_disk_unless_the_paper_has_none(name):
     profile = load_profile(name)
     assert (profile.disk is None) == (name in PAPER)
     assert profile.gpu.count == {"t4x2": 2, "kaggle-t4x2": 2, "a100x2-paper": 2, "t4x4": 4}.get(name, 1)
+
+
+def test_only_the_emulated_profile_has_no_gpu_and_it_says_so():
+    assert [name for name in NAMES if load_profile(name).gpu.host_cores] == ["emulated-cpu"]
+    profile = load_profile("emulated-cpu")
+    assert profile.title.startswith("No GPU: emulated on 2 cores")
+    assert "There is no GPU here" in profile.description
+    assert profile.gpu.name.startswith("emulated on a core of ")
+    assert (profile.gpu.host_cores, profile.cpu.cores) == (1, 1)
+    assert {quantity.source for quantity in profile.quantities.values()} == {"measured", "estimated"}
 
 
 def test_the_t4_profile_has_its_numbers():

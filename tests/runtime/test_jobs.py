@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from cases import model_folder
 from command import refused, run
 from test_requests_file import save_words
@@ -23,7 +24,7 @@ from hrm.errors import InputError
 from hrm.graph import Op, TaskId
 from hrm.host_facts import GpuFacts, HostFacts
 from hrm.plans import read_plan_document
-from hrm.profile_files import load_profile
+from hrm.profile_files import load_profile, profile_document, with_overrides
 from hrm.units import GIB
 from runtime.early_ends import Ended
 from runtime.jobs import runner
@@ -336,6 +337,22 @@ def test_a_guess_takes_nine_tenths_of_what_is_free_and_the_rates_of_the_most_sim
     whole = load_profile("l4").cpu
     assert one.cpu.cores == 1
     assert one.cpu.bandwidth_bytes_per_s == pytest.approx(whole.bandwidth_bytes_per_s / whole.cores, rel=1e-3)
+
+
+def test_a_guess_takes_the_rates_that_were_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = load_profile("t4")
+    document = profile_document(with_overrides(measured, {"cpu.bandwidth": "12.5 GB/s"}))
+    path = tmp_path / "this-machine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    monkeypatch.setattr("runtime.jobs.auto_plan.calibrated_path", lambda: path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(measured.cpu.cores)))
+    gpu = GpuFacts(name="Tesla T4", free_bytes=10 * GIB, compute_capability=(7, 5))
+    profile, words = guess_profile(host_of(gpu))
+    assert profile.cpu.bandwidth_bytes_per_s == 12.5e9
+    assert words.startswith("Tesla T4, as hrm calibrate measured this machine;")
+    emulated = with_overrides(measured, {"gpu.host_cores": "1"})  # its CPU is one core: not the machine without a GPU
+    path.write_text(yaml.safe_dump(profile_document(emulated)))
+    assert guess_profile(host_of(gpu))[1].startswith("Tesla T4, rates of")
 
 
 def test_a_gpu_that_no_profile_has_is_refused() -> None:

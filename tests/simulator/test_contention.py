@@ -1,5 +1,7 @@
 """Sharing: who is slowed down by whom and by how much, by hand; nobody is when alone."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,41 @@ def test_alone_also_where_a_copy_is_faster_than_the_memory_rate_of_few_cores(mac
     seconds = roofline_durations(rates)
     found = simulate(TaskGraph([one]), seconds, sharing_of(profile, rates)).makespan_s
     assert found == pytest.approx(seconds(one), rel=1e-9)
+
+
+def emulated(memory: float) -> Sharing:
+    """The machine with its accelerator emulated on a second core, and so much memory bandwidth for all [byte/s]."""
+    gpu, totals = replace(PROFILE.gpu, host_cores=1), replace(PROFILE.host_totals, memory_bytes_per_s=memory)
+    profile = replace(PROFILE, gpu=gpu, host_totals=totals)
+    return sharing_of(profile, derive_rates(profile, FP16))
+
+
+COMPUTE = Task(  # 2 s at 200 byte/s of the accelerator's memory
+    TaskId(Op.POST_ATTENTION, "decode", 0, 0, 0, None, 0),
+    Lane(LaneKind.GPU, 0),
+    operators=(Operator("norms", Work(0.0, 400.0, 0.0)),),
+)
+
+
+@pytest.mark.parametrize("one", [UP, DOWN, READ, STAGE, COMPUTE], ids=lambda t: t.id.op.value)
+def test_an_emulated_task_alone_is_as_fast_as_without_sharing(one: Task) -> None:
+    assert ends(one, sharing=emulated(450.0)) == pytest.approx([2.0])
+
+
+def test_an_emulated_copy_passes_memory_twice() -> None:
+    """Copy 2 x 100 byte/s and attention 250 byte/s of 360 byte/s: both at 0.8 of their speed."""
+    assert ends(UP, READ, sharing=emulated(360.0)) == pytest.approx([2.5, 2.5])
+
+
+def test_emulated_copies_take_a_core_each() -> None:
+    """Accelerator, attention and a copy on two cores: all at two thirds of their speed."""
+    assert ends(COMPUTE, READ, UP, sharing=emulated(1e4)) == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_emulated_directions_lose_to_each_other_what_memory_and_cores_take_and_no_more() -> None:
+    assert ends(UP, DOWN) != pytest.approx([2.0, 2.0])
+    assert ends(UP, DOWN, sharing=emulated(300.0)) == pytest.approx([2.0, 2.0])
+    assert ends(UP, DOWN, sharing=emulated(200.0)) == pytest.approx([3.0, 3.0])
 
 
 def test_two_tasks_that_each_need_all_of_a_resource_run_at_half_speed() -> None:

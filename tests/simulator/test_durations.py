@@ -37,6 +37,18 @@ def test_attention_on_the_cpu_has_a_memory_rate_of_its_own() -> None:
     assert seconds(task(LaneKind.CPU, Op.EXPERTS, operators=work), efficiency=shares) == 2.0
 
 
+def test_attention_on_the_gpu_may_have_one_too_in_decode_and_leaves_the_rest_as_it_was() -> None:
+    """400 byte at 200 byte/s, and at a quarter of that; no other operator and no prompt is touched."""
+    attention = task(LaneKind.GPU, Op.ATTENTION, operators=(Operator("attention", Work(0.0, 400.0, 0.0)),))
+    prompts = Task(TaskId(Op.ATTENTION, "prefill", 0, 0), Lane(LaneKind.GPU), operators=attention.operators)
+    norms = task(LaneKind.GPU, Op.PRE_ATTENTION, operators=(Operator("norms", Work(0.0, 400.0, 0.0)),))
+    assert [seconds(one) for one in (attention, prompts, norms)] == [2.0, 2.0, 2.0]
+    shares = Efficiency(gpu_attention=0.25)
+    assert [seconds(one, efficiency=shares) for one in (attention, prompts, norms)] == [8.0, 2.0, 2.0]
+    both = Efficiency(gpu_bandwidth=0.5)
+    assert [seconds(one, efficiency=both) for one in (attention, prompts, norms)] == [4.0, 4.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("kind", "op", "expected"),
     [
