@@ -52,6 +52,10 @@ Datasheet = Mapping[str, tuple[str, float]]
 """Of a bundled GPU model: text and value in SI of ``gpu.bandwidth`` and ``gpu.peak.*``; empty for an unknown one."""
 
 
+LEAST_SHARE = 1e-3
+"""The least that a profile takes as an efficiency."""
+
+
 def rate_text(value: float) -> str:
     return f"{value / 1e9:.4g} GB/s"
 
@@ -65,7 +69,8 @@ def flops_text(value: float) -> str:
 
 
 def share_text(value: float) -> str:
-    return f"{100 * value:.4g} %"
+    """A share: a fit may find that two things do not overlap at all, which a profile does not take."""
+    return f"{100 * max(value, LEAST_SHARE):.4g} %"
 
 
 def seconds_text(value: float) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from hrm.cost import Work
 from hrm.graph import LaneKind
+from hrm.units import parse_quantity
 from runtime.calibration.constants import (
     GpuConstants,
     Point,
@@ -25,6 +26,7 @@ from runtime.calibration.constants import (
 )
 from runtime.calibration.lanes import keep_busy, run_on
 from runtime.calibration.layer_work import AttentionWork, LayerWork
+from runtime.calibration.quantities import share_text
 from runtime.calibration.samples import Sample, Samples, Stopwatch, median_of, spread_of
 from runtime.calibration.sizes import FULL, QUICK, Sizes
 from runtime.device import Device, choose_device
@@ -279,3 +281,8 @@ def test_a_layer_runs_in_decode_and_prefill_and_alone_its_experts(layer: LayerWo
 
 def test_a_sample_keeps_its_repeats() -> None:
     assert Sample(name="x", unit="s", values=(1.0, 2.0, 3.0)).median == 2.0
+
+
+@pytest.mark.parametrize("share", [0.0, 6e-25, 1e-3, 0.37, 1.0])
+def test_a_profile_takes_every_share_that_a_fit_may_find(share: float) -> None:
+    assert parse_quantity(share_text(share), "share", where="here") == pytest.approx(max(share, 1e-3), rel=1e-3)
