@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ app = typer.Typer(
 )
 hardware_app = typer.Typer(help="Hardware profiles: list, show, check.", invoke_without_command=True)
 models_app = typer.Typer(help="Models: list, show.", invoke_without_command=True)
-validate_app = typer.Typer(help="Predictions beside measurements: published.", no_args_is_help=True)
+validate_app = typer.Typer(help="Predictions beside measurements: published, layer, run.", no_args_is_help=True)
 app.add_typer(hardware_app, name="hardware")
 app.add_typer(models_app, name="models")
 app.add_typer(validate_app, name="validate")
@@ -676,6 +676,78 @@ def validate_layer(
     print_json(document) if json_ else print_screen(lambda console: print_layer(document, console))
     if trace is not None:
         say(f"saved to {trace / 'simulated.json'} and {trace / 'measured.json'}")
+
+
+@validate_app.command("run")
+def validate_run(
+    plan_file: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A plan saved by hrm plan -o; none with --from or --preset.")
+    ] = None,
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
+    ] = False,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of every policy, in turns of random order.")] = 5,
+    preset: Annotated[str | None, typer.Option(help="reviewers-s1 or colab-t4: plans of its own, on a GPU.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where what a plan has on disk lies; default: /tmp.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where predictions and raw spans go; default: beside the plan, -validation."),
+    ] = None,
+    rebuild_from: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Measure nothing: the report again from its records.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure nothing: policies, predictions, how long it would take.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")] = None,
+    seed: Annotated[int, typer.Option(help="Of policies, order, random weights and prompts.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Measure a plan and policies around it, hashed predictions first: is the model right here, is the plan best?"""
+    from hrm.validation.run import Options, run_validation
+
+    options = Options(
+        plan_file=plan_file,
+        model_dir=model_dir,
+        random_weights=random_weights,
+        layers=layers,
+        repeats=repeats,
+        preset=preset,
+        device=device,
+        schedule=schedule,
+        disk_dir=disk_dir,
+        records=records,
+        rebuild_from=rebuild_from,
+        dry_run=dry_run,
+        report=report,
+        output=output,
+        seed=seed,
+    )
+    with Progress(json_, "reading the plan") as tell:
+        from simulator.validation_price import forecaster
+
+        def bench(*arguments: Any, **named: Any) -> Any:
+            with _runtime_for("hrm validate run"):
+                from runtime.validation.command import open_bench
+            return open_bench(*arguments, **named)
+
+        found = run_validation(options, forecaster(), bench, tell or (lambda _: None))
+    print_json(found.document) if json_ else print_screen(found.show)
+    found.say_saved(say)
+    found.check()
 
 
 @app.command("fit")

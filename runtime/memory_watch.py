@@ -11,14 +11,12 @@ from pathlib import Path
 
 import torch
 
+from hrm.validation.memory import HOST_RESERVE_BYTES
 from runtime.device import Device
 
 __all__ = ["HOST_RESERVE_BYTES", "MemoryWatch", "read_resident_bytes"]
 
 STATUS = Path("/proc/self/status")
-HOST_RESERVE_BYTES = 128 * 2**20
-"""What torch, oneDNN and the allocator take beside what a plan counts: packed weights, fragments, stacks [byte]."""
-
 EVERY_S = 0.02
 """Between two looks [s]: a higher peak between them is missed."""
 

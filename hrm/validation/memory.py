@@ -1,0 +1,43 @@
+"""What a plan says it takes of every level, as far as the kernel of the machine can see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hrm.policy import Policy
+from hrm.prediction import MemoryUse, memory_by_phase
+from hrm.scenario import Scenario, measure_sizes
+from hrm.trivial import cpu_only_memory
+
+__all__ = ["HOST_RESERVE_BYTES", "STAGING", "planned_bytes"]
+
+HOST_RESERVE_BYTES = 128 * 2**20
+"""What torch, oneDNN and the allocator take beside what a plan counts: packed weights, fragments, stacks [byte]."""
+
+STAGING = "weight staging buffers"
+"""The term of the plan that is a fixed size, of which a run makes what its largest piece needs, or nothing."""
+
+NOT_TAKEN = ("CUDA context", "reserve")
+"""Terms of a plan's GPU memory that no allocation of a run is: the driver's own, and what is kept free."""
+
+
+def planned_bytes(scenario: Scenario, policy: Policy, *, emulated: bool) -> dict[str, float]:
+    """Peak of every level that a plan states, of what the kernel can see of it [byte].
+
+    The CUDA context and the reserve are no allocations of the run. Where the accelerator is emulated, activations of
+    its lane are made by torch in CPU memory, so they count there.
+    """
+    sizes = measure_sizes(scenario)
+    if policy.everything_on_cpu:
+        return {level: use.peak_bytes for level, use in cpu_only_memory(scenario, sizes, policy).items()}
+    phases = memory_by_phase(scenario, sizes, policy)
+    moved = max(use.terms.get("activations", 0.0) for use in phases["gpu"]) if emulated else 0.0
+    left_out = (*NOT_TAKEN, "activations") if emulated else NOT_TAKEN
+    found = {level: max(use.peak_bytes for use in uses) for level, uses in phases.items()}
+    found["gpu"] = max(_without(use, left_out) for use in phases["gpu"])
+    found["cpu"] += moved
+    return found
+
+
+def _without(use: MemoryUse, terms: Sequence[str]) -> float:
+    return use.peak_bytes - sum(use.terms.get(term, 0.0) for term in terms)
