@@ -712,7 +712,9 @@ def validate_run(
         bool, typer.Option("--dry-run", help="Measure nothing: policies, predictions, how long it would take.")
     ] = False,
     report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of policies, order, random weights and prompts.")] = 0,
     json_: Json = False,
 ) -> None:

@@ -18,7 +18,7 @@ __all__ = ["BARS", "MEMORY_SLACK_BYTES", "judge_bars", "verdict_of"]
 BARS: Mapping[str, float] = {"spread": 0.15, "order": 0.90, "regret": 0.03, "memory": 0.05}
 
 MEMORY_SLACK_BYTES = 2**20
-"""Of alignment and whole pages, up to 64 KiB for each buffer of a level; taken beyond a plan it is none of it [byte]."""
+"""Of alignment and whole pages, up to 64 KiB for each buffer; so much beyond a plan is within it [byte]."""
 
 WORDS = {
     "spread of the simulator, decode latency": "layer_latency_s",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from hrm.diverse import are_different
 from hrm.errors import HrmError, InputError
-from hrm.points import candidate_batches
 from hrm.pins import Pins
+from hrm.points import candidate_batches
 from hrm.policy import Policy
 from hrm.scenario import measure_sizes
 from hrm.schedules import SCHEDULES

@@ -18,7 +18,7 @@ from hrm.policy import Policy
 from hrm.scenario import Scenario, truncated
 from hrm.schedules import check_schedule
 from hrm.validation.candidates import Candidate, Pricer, as_run
-from hrm.validation.choice import choose_candidates
+from hrm.validation.choice import RANDOM, choose_candidates
 from hrm.validation.judging import build_document
 from hrm.validation.memory import planned_bytes
 from hrm.validation.procedure import (
@@ -65,6 +65,10 @@ class Ready:
     measurer : Measurer or None
     facts : mapping
         Device, machine, versions.
+    randoms : int
+        Random policies.
+    per_turn : int
+        Timed runs of a policy at a time (`Request`).
     """
 
     scenario: Scenario
@@ -75,6 +79,8 @@ class Ready:
     host: HostFacts | None
     measurer: Measurer | None
     facts: Mapping[str, Any]
+    randoms: int = RANDOM
+    per_turn: int = 1
 
 
 def check_outputs(folder: Path | None, report: Path | None, output: Path | None) -> None:
@@ -117,13 +123,15 @@ def dry_run(
 ) -> dict[str, Any]:
     """Policies, predictions and how long measuring them would take; nothing is measured."""
     request = _request(ready, repeats, seed)
-    chosen = choose_candidates(request.pricer, ready.policy, ready.schedule, noise=DRY_NOISE, seed=seed)
+    chosen = choose_candidates(
+        request.pricer, ready.policy, ready.schedule, noise=DRY_NOISE, seed=seed, count_random=ready.randoms
+    )
     found = predict_candidates(request, chosen, forecaster, noise=DRY_NOISE, tell=tell)
     found.pop("trace", None)
     return {
         **_title(ready),
         "dry_run": True,
-        "estimated_seconds": estimate_seconds(found),
+        "estimated_seconds": estimate_seconds(found, turns=-(-repeats // ready.per_turn) if ready.per_turn > 1 else 1),
         **found,
     }
 
@@ -224,6 +232,8 @@ def _request(ready: Ready, repeats: int, seed: int) -> Request:
         memory=memory,
         repeats=repeats,
         seed=seed,
+        randoms=ready.randoms,
+        per_turn=ready.per_turn,
         setup=setup,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hrm.errors import HrmError, InputError
 from hrm.graph import Op
 from hrm.paper_cost import paper_terms
 from hrm.policy import Policy
+from hrm.prediction import startup_seconds
 from hrm.published.eq12 import eq12_prediction, eq12_rates, fitted_rates
 from hrm.published.policies import RowPolicy
 from hrm.rates import derive_rates
@@ -86,6 +88,7 @@ def analytic_forecasts(scenario: Scenario, policy: Policy) -> dict[str, Forecast
         full.decode_s,
         lanes_s={lane: seconds / scenario.model.n_layers for lane, seconds in full.decode.lanes.items()},
         bottleneck=full.bottleneck,
+        loading_s=_loading_seconds(scenario, policy),
     )
     if policy.everything_on_cpu:
         return found
@@ -103,11 +106,16 @@ def analytic_forecasts(scenario: Scenario, policy: Policy) -> dict[str, Forecast
     )
     squared = scenario.workload.mean_squared_prompt_tokens
     for name, numbers in (("eq12_peaks", eq12_rates(terms)), ("eq12_rates", fitted_rates(rates))):
-        eq12 = eq12_prediction(
-            terms, numbers, row, mean_squared_prompt_tokens=squared, ffn_on_gpu=policy.ffn_on_gpu
-        )
+        eq12 = eq12_prediction(terms, numbers, row, mean_squared_prompt_tokens=squared, ffn_on_gpu=policy.ffn_on_gpu)
         found[name] = forecast_of(scenario, policy, eq12.prefill_s, eq12.decode_s, bottleneck=eq12.bottleneck)
     return found
+
+
+def _loading_seconds(scenario: Scenario, policy: Policy) -> float:
+    """Seconds to place weights that are in memory already, and to page-lock what is locked [s]."""
+    here = scenario if policy.weights_on_disk else replace(scenario, profile=replace(scenario.profile, disk=None))
+    rates = derive_rates(here.profile, here.formats)
+    return startup_seconds(here, measure_sizes(here), rates, policy)
 
 
 def write_forecasts(document: Mapping[str, Any], path: Path) -> str:

@@ -358,5 +358,3 @@ def _contexts(every: Sequence[_Measured], simulated: Sequence[Mapping[str, Any]]
     plan = [run for each in every if each.candidate.name in (CHOSEN, AGAIN) for run in each.runs]
     steps: list[float] = [median(step) for step in zip(*(run.steps_s for run in plan), strict=True)]
     return {"simulated": list(simulated), "measured_layer_s": steps}
-
-

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from hrm.errors import InputError
 from hrm.model import ModelSpec
-from hrm.policy import Policy
 from hrm.points import RING_EXPERTS_LEAST
+from hrm.policy import Policy
 
 __all__ = ["draw_policies"]
 

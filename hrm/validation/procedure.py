@@ -59,6 +59,10 @@ class Request:
     memory : callable
         Bytes of a candidate by level as the machine sees them: plan, and what it may take besides.
     repeats, seed : int
+    randoms : int
+        Random policies.
+    per_turn : int
+        Timed runs of a policy when its turn comes: one, or where models cannot stay loaded more, after one warm-up.
     setup : mapping
         What the report says of plan, machine, command and versions.
     """
@@ -69,6 +73,8 @@ class Request:
     memory: Callable[[Candidate], dict[str, Any]]
     repeats: int
     seed: int
+    randoms: int = 10
+    per_turn: int = 1
     setup: Mapping[str, Any]
 
 
@@ -83,7 +89,9 @@ def validate_plan(
         The plan cannot be run, or a file cannot be written.
     """
     if request.repeats < 2:
-        raise InputError(f"{request.repeats} repeats", where="--repeats", way_out="2 or more: one says nothing of noise")
+        raise InputError(
+            f"{request.repeats} repeats", where="--repeats", way_out="2 or more: one says nothing of noise"
+        )
     pricer = request.pricer
     policy = settled(pricer.scenario, request.policy)
     why = pricer.why_not(policy, request.schedule)
@@ -108,7 +116,9 @@ def validate_plan(
                 first.append(_latency(record, pricer, plan))
     noise = pooled_noise([first])
     tell("choosing policies")
-    chosen = choose_candidates(pricer, policy, request.schedule, noise=noise, seed=request.seed)
+    chosen = choose_candidates(
+        pricer, policy, request.schedule, noise=noise, seed=request.seed, count_random=request.randoms
+    )
     document = predict_candidates(request, chosen, forecaster, noise=noise, tell=tell)
     noted = write_forecasts(document, folder / PREDICTIONS_FILE)
     (folder / HASH_FILE).write_text(f"{noted}  {PREDICTIONS_FILE}\n", encoding="utf-8")
@@ -148,12 +158,19 @@ def predict_candidates(
     }
 
 
-def estimate_seconds(document: Mapping[str, Any]) -> float:
-    """Seconds that the measurements of `predict_candidates` take as simulated, warm-ups included [s]."""
-    rows, repeats = document["candidates"], document["repeats"]
-    batches = [row["forecasts"]["simulated"] for row in rows]
-    every = sum(each["prefill_s"] + each["decode_s"] for each in batches)
-    return (repeats + 1) * every + FIRST_RUNS * (batches[0]["prefill_s"] + batches[0]["decode_s"])
+def estimate_seconds(document: Mapping[str, Any], *, turns: int) -> float:
+    """Seconds that the measurements of `predict_candidates` take, as simulated [s].
+
+    Parameters
+    ----------
+    document : mapping
+    turns : int
+        How often every policy is loaded, with a run that warms it up.
+    """
+    rows, repeats = document["candidates"], int(document["repeats"])
+    batches = [float(row["forecasts"]["simulated"][key]) for row in rows for key in ("prefill_s", "decode_s")]
+    loads = [float(row["forecasts"]["full"]["loading_s"]) for row in rows]
+    return (repeats + turns) * sum(batches) + turns * sum(loads) + FIRST_RUNS * sum(batches[:2])
 
 
 def _measure_all(
@@ -161,17 +178,20 @@ def _measure_all(
 ) -> None:
     """All candidates in turn, in another order every time."""
     shuffle = random.Random(f"order/{request.seed}")
-    order = 0
-    for repeat in range(request.repeats):
+    order, done = 0, 0
+    while done < request.repeats:
         turn = list(candidates)
         shuffle.shuffle(turn)
+        count = min(request.per_turn, request.repeats - done)
         for place, each in enumerate(turn, 1):
-            tell(f"measuring: round {repeat + 1} of {request.repeats}, {place} of {len(turn)}: {each.name}")
-            for record in measurer.measure(each):
-                name = re.sub("[^a-z0-9_]+", "-", each.name.lower())
-                facts = {"candidate": each.name, "repeat": repeat, "order": order, "predictions_sha256": noted}
-                write_run(folder, f"{order:03d}-{name}", {**record, **facts})
-                order += 1
+            tell(f"measuring: {done + 1} of {request.repeats}, policy {place} of {len(turn)}: {each.name}")
+            for repeat in range(done, done + count):
+                for record in measurer.measure(each):
+                    name = re.sub("[^a-z0-9_]+", "-", each.name.lower())
+                    facts = {"candidate": each.name, "repeat": repeat, "order": order, "predictions_sha256": noted}
+                    write_run(folder, f"{order:03d}-{name}", {**record, **facts})
+                    order += 1
+        done += count
 
 
 def _latency(record: Mapping[str, Any], pricer: Pricer, candidate: Candidate) -> float:

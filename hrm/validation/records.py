@@ -110,9 +110,7 @@ def pieces_of(run: Mapping[str, Any]) -> list[RawPiece]:
     for piece in run["pieces"]:
         lanes = [parse_lane(name) for name in piece["lanes"]]
         columns = zip(piece["task"], piece["lane"], piece["start_ns"], piece["end_ns"], strict=True)
-        spans = tuple(
-            Span(_task(name), lanes[lane], start * NANO, end * NANO) for name, lane, start, end in columns
-        )
+        spans = tuple(Span(_task(name), lanes[lane], start * NANO, end * NANO) for name, lane, start, end in columns)
         found.append(RawPiece(Steps(**piece["steps"]), Trace(spans, piece["kind"])))
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm.errors import InputError
+from hrm.validation.choice import RANDOM
 from hrm.validation.command import (
     Ready,
     check_outputs,
@@ -140,7 +141,13 @@ def _check(options: Options) -> None:
         raise InputError("there is no report of what was not measured", where="--report", way_out="-o FILE")
 
 
-def _measure(options: Options, folder: Path, forecaster: Forecaster, bench: Bench, tell: Tell) -> dict[str, Any]:
+ON_A_GPU = 2
+"""Timed runs of a policy at a time on a GPU, which holds one model: loading one takes longer than a run."""
+
+
+def _measure(
+    options: Options, folder: Path, forecaster: Forecaster, bench: Bench, tell: Tell, *, randoms: int = RANDOM
+) -> dict[str, Any]:
     found = bench(
         options.plan_file,
         model_dir=options.model_dir,
@@ -162,6 +169,8 @@ def _measure(options: Options, folder: Path, forecaster: Forecaster, bench: Benc
         found.host,
         found.measurer,
         found.facts,
+        randoms,
+        ON_A_GPU if found.facts["device"] == "cuda" else 1,
     )
     return validate(ready, forecaster, folder, repeats=options.repeats, seed=options.seed, tell=tell)
 
@@ -181,15 +190,21 @@ def _preset(options: Options, forecaster: Forecaster, bench: Bench, tell: Tell) 
         folder = base / name
         plan = folder.with_name(f"{name}.json")
         if options.dry_run:
-            ready = preset.ready(name)
+            ready = replace(preset.ready(name), randoms=preset.randoms, per_turn=ON_A_GPU)
             documents[name] = dry_run(ready, forecaster, repeats=preset.repeats, seed=options.seed, tell=tell)
             continue
         check_outputs(folder, None, None)
         tell(f"planning {name}")
         plan.parent.mkdir(parents=True, exist_ok=True)
         write_plan(plan)
-        own = replace(options, plan_file=plan, random_weights=options.model_dir is None, repeats=preset.repeats)
-        documents[name] = _measure(own, folder, forecaster, bench, tell)
+        own = replace(
+            options,
+            plan_file=plan,
+            random_weights=options.model_dir is None,
+            repeats=preset.repeats,
+            layers=options.layers or preset.layers,
+        )
+        documents[name] = _measure(own, folder, forecaster, bench, tell, randoms=preset.randoms)
         folders[name] = folder
     return _finish(options, documents, folders, new=True)
 

@@ -50,7 +50,7 @@ def _table(*heads: str, title: str = "") -> Any:
 
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
     for number, head in enumerate(heads):
-        numbers = 0 < number and head not in ("", "schedule", "regime", "worst pair")
+        numbers = number > 0 and head not in ("", "schedule", "regime", "worst pair")
         table.add_column(head, justify="right" if numbers else "left", overflow="fold")
     return table
 
@@ -135,7 +135,7 @@ def print_dry_run(document: Mapping[str, Any], console: Console) -> None:
     line(document["title"])
     line(
         f"{len(document['candidates'])} policies, {document['repeats']} runs of each: about "
-        f"{document['estimated_seconds'] / 60.0:,.0f} minutes as simulated, loading not included"
+        f"{document['estimated_seconds'] / 60.0:,.1f} minutes as simulated"
     )
     table = _table(
         "policy", "schedule", "regime", "N", "mu", "r_w", "ms/layer", "full", "token/s", "full", title="as simulated"

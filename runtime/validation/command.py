@@ -22,7 +22,7 @@ from runtime.validation.measurer import RuntimeMeasurer
 
 __all__ = ["Bench", "open_bench"]
 
-LOADED_SHARE = 0.5
+LOADED_SHARE = 0.6
 """Of the memory that is free, what models may stay loaded in between their runs."""
 
 EMULATED = "emulated"

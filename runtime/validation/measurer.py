@@ -20,18 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from hrm import cost
+from hrm.full_cost import STAGING_BUFFER_BYTES
 from hrm.graph import TaskId
 from hrm.layout import Layout
 from hrm.scenario import Scenario
 from hrm.schedules import Steps, schedule_graph
 from hrm.validation.candidates import Candidate, as_run
+from hrm.validation.memory import planned_bytes
 from hrm.validation.records import piece_document
 from runtime.device import Device
 from runtime.experts import Routing
 from runtime.memory_watch import MemoryWatch
 from runtime.numerics import Numerics
 from runtime.prompts import random_prompts
-from runtime.run_document import planned_bytes
 from runtime.session import TASKS_AT_ONCE, BatchRun, Session, open_session
 from runtime.weight_source import WeightSource
 
@@ -112,7 +113,10 @@ class RuntimeMeasurer:
 
     def _planned(self, candidate: Candidate) -> float:
         scenario = as_run(self.scenario, candidate.policy.batch_size)
-        planned = planned_bytes(scenario, candidate.policy, emulated=self._device_of(candidate).emulated)
+        emulated = self._device_of(candidate).emulated
+        planned = planned_bytes(scenario, candidate.policy, emulated=emulated)
+        if emulated:  # staging buffers are made only as large as their pieces are, or not at all
+            planned["cpu"] -= STAGING_BUFFER_BYTES
         return planned["cpu"] + (0.0 if self.device.cuda else planned["gpu"])
 
     def _load(self, candidate: Candidate, device: Device, planned: float) -> _Loaded:
