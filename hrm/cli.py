@@ -690,7 +690,9 @@ def validate_run(
         bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
     ] = False,
     layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of every policy, in turns of random order.")] = 5,
+    repeats: Annotated[
+        int | None, typer.Option(help="Timed runs of every policy, in turns of random order; default: 5.")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="reviewers-s1 or colab-t4: plans of its own, on a GPU.")] = None,
     device: Annotated[
         str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")

@@ -20,6 +20,9 @@ BARS: Mapping[str, float] = {"spread": 0.15, "order": 0.90, "regret": 0.03, "mem
 MEMORY_SLACK_BYTES = 2**20
 """Of alignment and whole pages, up to 64 KiB for each buffer; so much beyond a plan is within it [byte]."""
 
+ROUNDING = 1e-9
+"""Of a share that is computed from two sizes."""
+
 WORDS = {
     "spread of the simulator, decode latency": "layer_latency_s",
     "spread of the simulator, throughput": "throughput_tokens_per_s",
@@ -82,7 +85,7 @@ def _at_most(name: str, value: float | None, bar: float, tightest: float) -> dic
     said = f"noise alone makes up to {tightest:.1%}"
     if value is None:
         return _bar(name, None, bar, at_most=True, status="not tested", tightest=tightest, words="nothing to compare")
-    if value <= bar:
+    if value <= bar + ROUNDING:
         status = "met"
     elif value <= tightest:
         status, said = "not tested", f"{said}: the tightest bar that can be tested here"
@@ -99,7 +102,7 @@ def _order(name: str, order: Mapping[str, Any] | None) -> dict[str, Any]:
         share = None if order is None else order["share"]
         return _bar(name, share, bar, at_most=False, status="not tested", tightest=None, words=words)
     words = f"{order['ordered']} of {pairs} pairs that differ beyond noise"
-    status = "met" if order["share"] >= bar else "missed"
+    status = "met" if order["share"] >= bar - ROUNDING else "missed"
     return _bar(name, order["share"], bar, at_most=False, status=status, tightest=None, words=words)
 
 
@@ -122,7 +125,7 @@ def _memory(policies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             words = f"{worst_above} takes {above[worst_above]:.1%} more than planned"
         else:
             words = f"never above; {worst_below} takes {below[worst_below]:.1%} less than planned"
-        met = above[worst_above] <= 0.0 and below[worst_below] <= BARS["memory"]
+        met = above[worst_above] <= 0.0 and below[worst_below] <= BARS["memory"] + ROUNDING
         bars.append(
             _bar(
                 name,

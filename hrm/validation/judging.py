@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from hrm.errors import InputError
 from hrm.validation.bars import judge_bars, verdict_of
 from hrm.validation.candidates import Candidate
 from hrm.validation.choice import AGAIN, CHOSEN, in_neighbourhood
@@ -57,6 +58,9 @@ def build_document(records: Records) -> dict[str, Any]:
     seed = int(predictions["seed"])
     every = _measured(records)
     counted = [each for each in every if not each.reason]
+    if not counted or counted[0].candidate.name != CHOSEN:
+        reasons = "; ".join(dict.fromkeys(each.reason for each in every)) or "none was measured to the end"
+        raise InputError(f"no policy counts: {reasons}", where=str(records.folder), way_out="runs that are not paced")
     noise = _noise(records, every, seed)
     near = [index for index, each in enumerate(counted) if in_neighbourhood(each.candidate)]
     scores = {name: _scores(name, counted, near, noise["used"], seed) for name in PREDICTORS}
@@ -119,6 +123,7 @@ def _measured(records: Records) -> list[_Measured]:
     for row in records.predictions["candidates"]:
         candidate = Candidate.from_dict(row, where="predictions.json")
         own = [run for run in records.runs if run["candidate"] == candidate.name]
+        before = records.first if candidate.name in (CHOSEN, AGAIN) else ()  # loaded for the first runs already
         timed = tuple(
             measure_run(run, layers=layers, requests=candidate.policy.batch_size, generated=generated)
             for run in own
@@ -126,7 +131,7 @@ def _measured(records: Records) -> list[_Measured]:
         )
         if not timed:
             continue  # stopped before its turn came
-        first = next((run for run in own if run["warm_up"]), None)
+        first = next((run for run in (*before, *own) if run["warm_up"]), None)
         found.append(_Measured(candidate, row, timed, first, _not_counted(candidate, records.setup)))
     return found
 

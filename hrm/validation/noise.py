@@ -29,6 +29,7 @@ SIGMAS = 2.0
 """Two policies are told apart when their medians differ by more than so many standard deviations of the difference."""
 
 DRAWS = 4000
+DRAWS_OF_NOISE = 40_000
 CERTAIN = 0.95
 
 Array = npt.NDArray[np.float64]
@@ -81,7 +82,7 @@ def tightest_regret(noise: float, repeats: int, policies: int, *, seed: int) -> 
 
 
 def _normal(sigma: float, policies: int, seed: int) -> Array:
-    return np.random.default_rng(seed).normal(0.0, sigma, (DRAWS, max(1, policies)))
+    return np.random.default_rng(seed).normal(0.0, sigma, (DRAWS_OF_NOISE, max(1, policies)))
 
 
 def bootstrap_medians(groups: Sequence[Sequence[float]], *, seed: int, draws: int = DRAWS) -> Array:

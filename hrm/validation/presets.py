@@ -26,7 +26,7 @@ from hrm.workload import Workload, load_workload
 __all__ = ["PRESETS", "Preset", "find_preset"]
 
 MODEL = "mixtral-8x7b"
-REVIEWERS_LAYERS = 4
+REVIEWERS_LAYERS = 2
 """Of 32: the same in all, so that a few say what a layer takes, and a batch does not take half an hour."""
 
 COLAB_REQUESTS, COLAB_GENERATED = 48, 8
@@ -79,12 +79,12 @@ class Preset:
             way_out="--dry-run shows its policies, predictions and how long it would take",
         )
 
-    def ready(self, name: str) -> Ready:
+    def ready(self, name: str, layers: int | None = None) -> Ready:
         """One of its plans, to be predicted only."""
         with tempfile.TemporaryDirectory(prefix="hrm-preset-") as folder:
             plan = Path(folder) / "plan.json"
             self.plans[name](plan)
-            return read_dry(plan, self.layers, None)
+            return read_dry(plan, layers or self.layers, None)
 
 
 def find_preset(name: str) -> Preset:
@@ -146,12 +146,12 @@ PRESETS: Mapping[str, Preset] = {
     "reviewers-s1": Preset(
         name="reviewers-s1",
         hardware="t4",
-        repeats=3,
+        repeats=2,
         randoms=10,
         layers=REVIEWERS_LAYERS,
         plans={"unpadded": partial(_reviewers, padded=False), "padded": partial(_reviewers, padded=True)},
     ),
     "colab-t4": Preset(
-        name="colab-t4", hardware="colab-t4", repeats=2, randoms=4, layers=None, plans={"colab": _colab}
+        name="colab-t4", hardware="colab-t4", repeats=4, randoms=4, layers=None, plans={"colab": _colab}
     ),
 }

@@ -39,7 +39,7 @@ class Options:
     model_dir: Path | None = None
     random_weights: bool = False
     layers: int | None = None
-    repeats: int = 5
+    repeats: int | None = None
     preset: str | None = None
     device: str | None = None
     schedule: str | None = None
@@ -120,7 +120,7 @@ def run_validation(options: Options, forecaster: Forecaster, bench: Bench, tell:
     if options.dry_run:
         check_outputs(None, None, options.output)
         ready = read_dry(options.plan_file, options.layers, options.schedule)
-        document = dry_run(ready, forecaster, repeats=options.repeats, seed=options.seed, tell=tell)
+        document = dry_run(ready, forecaster, repeats=options.repeats or REPEATS, seed=options.seed, tell=tell)
         return _finish(options, {"": document}, {})
     folder = options.records or options.plan_file.with_name(f"{options.plan_file.stem}-validation")
     check_outputs(folder, options.report, options.output)
@@ -133,13 +133,16 @@ def _check(options: Options) -> None:
     if len(given) != 1:
         fact = f"{' and '.join(given)} are given" if given else "nothing to validate is given"
         raise InputError(fact, where="hrm validate run", way_out="a PLAN, --preset NAME, or --from DIR")
-    if options.repeats < 2:
+    if options.repeats is not None and options.repeats < 2:
         raise InputError(f"{options.repeats}", where="--repeats", way_out="2 or more: one run says nothing of noise")
     if options.rebuild_from is not None and options.dry_run:
         raise InputError("nothing is measured with --from either", where="--dry-run", way_out="one of the two")
     if options.dry_run and options.report is not None:
         raise InputError("there is no report of what was not measured", where="--report", way_out="-o FILE")
 
+
+REPEATS = 5
+"""Timed runs of every policy, unless said or a preset's."""
 
 ON_A_GPU = 2
 """Timed runs of a policy at a time on a GPU, which holds one model: loading one takes longer than a run."""
@@ -172,7 +175,7 @@ def _measure(
         randoms,
         ON_A_GPU if found.facts["device"] == "cuda" else 1,
     )
-    return validate(ready, forecaster, folder, repeats=options.repeats, seed=options.seed, tell=tell)
+    return validate(ready, forecaster, folder, repeats=options.repeats or REPEATS, seed=options.seed, tell=tell)
 
 
 def _preset(options: Options, forecaster: Forecaster, bench: Bench, tell: Tell) -> Found:
@@ -190,8 +193,8 @@ def _preset(options: Options, forecaster: Forecaster, bench: Bench, tell: Tell) 
         folder = base / name
         plan = folder.with_name(f"{name}.json")
         if options.dry_run:
-            ready = replace(preset.ready(name), randoms=preset.randoms, per_turn=ON_A_GPU)
-            documents[name] = dry_run(ready, forecaster, repeats=preset.repeats, seed=options.seed, tell=tell)
+            ready = replace(preset.ready(name, options.layers), randoms=preset.randoms, per_turn=ON_A_GPU)
+            documents[name] = dry_run(ready, forecaster, repeats=options.repeats or preset.repeats, seed=options.seed, tell=tell)
             continue
         check_outputs(folder, None, None)
         tell(f"planning {name}")
@@ -201,7 +204,7 @@ def _preset(options: Options, forecaster: Forecaster, bench: Bench, tell: Tell) 
             options,
             plan_file=plan,
             random_weights=options.model_dir is None,
-            repeats=preset.repeats,
+            repeats=options.repeats or preset.repeats,
             layers=options.layers or preset.layers,
         )
         documents[name] = _measure(own, folder, forecaster, bench, tell, randoms=preset.randoms)
