@@ -34,7 +34,7 @@ def judge_bars(
     regret: Mapping[str, Any],
     policies: Sequence[Mapping[str, Any]],
     *,
-    noise: float,
+    noise: Mapping[str, float],
     repeats: int,
     near: int,
     alike: int,
@@ -49,20 +49,20 @@ def judge_bars(
     regret : mapping
     policies : sequence of mapping
         Those that count, as in the document.
-    noise : float
-        [share]
+    noise : mapping of str to float
+        Of latency and throughput [share].
     repeats, near, alike : int
         Runs of each policy, policies of the neighbourhood, policies about as fast as the plan.
     """
     bars = []
     for name, metric in WORDS.items():
         found = None if simulated is None else simulated[metric]["neighbourhood"]
-        tightest = tightest_spread(noise, repeats, near, seed=seed)
+        tightest = tightest_spread(noise[metric], repeats, near, seed=seed)
         bars.append(_at_most(name, None if found is None else found["spread"], BARS["spread"], tightest))
     for name, metric in (("throughput", "throughput_tokens_per_s"), ("decode latency", "layer_latency_s")):
         order = None if simulated is None else simulated[metric]["order"]
         bars.append(_order(f"pairs in order by the simulator, {name}", order))
-    tightest = tightest_regret(noise, repeats, alike, seed=seed)
+    tightest = tightest_regret(noise["throughput_tokens_per_s"], repeats, alike, seed=seed)
     bars.append(_at_most("regret of the plan", regret["share"], BARS["regret"], tightest))
     return [*bars, *_memory(policies)]
 

@@ -63,17 +63,18 @@ def build_document(records: Records) -> dict[str, Any]:
         raise InputError(f"no policy counts: {reasons}", where=str(records.folder), way_out="runs that are not paced")
     noise = _noise(records, every, seed)
     near = [index for index, each in enumerate(counted) if in_neighbourhood(each.candidate)]
-    scores = {name: _scores(name, counted, near, noise["used"], seed) for name in PREDICTORS}
+    used = {metric: float(noise[metric]["used"]) for metric in ORDERED}
+    scores = {name: _scores(name, counted, near, used, seed) for name in PREDICTORS}
     regret = _regret(counted, seed)
     policies = [_policy(each, seed) for each in every]
     bars = judge_bars(
         scores["simulated"],
         regret,
         [row for row in policies if row["counted"]],
-        noise=noise["used"],
+        noise=used,
         repeats=int(predictions["repeats"]),
         near=len(near),
-        alike=_alike(counted, noise["used"]),
+        alike=_alike(counted, used[THROUGHPUT]),
         seed=seed,
     )
     document = {
@@ -146,25 +147,27 @@ def _not_counted(candidate: Candidate, setup: Mapping[str, Any]) -> str:
 
 
 def _noise(records: Records, every: Sequence[_Measured], seed: int) -> dict[str, Any]:
-    """The plan before anything else, all policies between their repeats, and the plan against itself."""
-    between = pooled_noise([each.values(LATENCY) for each in every])
+    """Of latency and throughput: all policies between their repeats, and the plan against itself."""
     before = float(records.predictions["noise"])
-    used = max(before, between)
     repeats = int(records.predictions["repeats"])
     plan, again = (next(each for each in every if each.candidate.name == name) for name in (CHOSEN, AGAIN))
-    pair = [plan.values(LATENCY), again.values(LATENCY)]
-    medians = bootstrap_medians(pair, seed=seed)
-    return {
-        "before": before,
-        "between": between,
-        "used": used,
-        "of_a_median": median_noise(used, repeats),
-        "least_difference": least_difference(used, repeats),
-        "same_plan_twice": {
-            "ratio": median(pair[0]) / median(pair[1]),
-            "interval": list(interval(medians[:, 0] / medians[:, 1])),
-        },
-    }
+    found: dict[str, Any] = {"before": before}
+    for metric in ORDERED:
+        between = pooled_noise([each.values(metric) for each in every])
+        used = max(before, between)
+        pair = [plan.values(metric), again.values(metric)]
+        medians = bootstrap_medians(pair, seed=seed)
+        found[metric] = {
+            "between": between,
+            "used": used,
+            "of_a_median": median_noise(used, repeats),
+            "least_difference": least_difference(used, repeats),
+            "same_plan_twice": {
+                "ratio": median(pair[0]) / median(pair[1]),
+                "interval": list(interval(medians[:, 0] / medians[:, 1])),
+            },
+        }
+    return found
 
 
 def _predicted(each: _Measured, predictor: str, metric: str) -> float | None:
@@ -274,7 +277,7 @@ def _memory(each: _Measured) -> dict[str, dict[str, float]] | None:
 
 
 def _scores(
-    predictor: str, counted: Sequence[_Measured], near: Sequence[int], noise: float, seed: int
+    predictor: str, counted: Sequence[_Measured], near: Sequence[int], noise: Mapping[str, float], seed: int
 ) -> dict[str, Any] | None:
     """How one predictor did; None where it says nothing of these plans."""
     known = [index for index, each in enumerate(counted) if each.row["forecasts"][predictor] is not None]
@@ -295,7 +298,7 @@ def _scores(
         # The plan stands there twice; it is no pair with itself.
         once = [index for index in known if counted[index].candidate.name != AGAIN]
         guesses, repeats = _columns(predictor, metric, counted, once)
-        order: Order = order_of_pairs(guesses, repeats, noise=noise)
+        order: Order = order_of_pairs(guesses, repeats, noise=noise[metric])
         found[metric]["order"] = {"pairs": order.pairs, "ordered": order.ordered, "share": order.share}
         found[metric]["inversions"] = [
             {

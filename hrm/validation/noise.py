@@ -1,13 +1,16 @@
 """How far two measurements of the same thing lie apart: noise, what it lets one tell apart, and bars it allows.
 
-Noise is the standard deviation of ln(seconds) of repeats: a share. A policy is judged by the median of its repeats,
-whose own standard deviation is noise * sqrt(pi / (2 n)) for n of them (for normal errors; a little too much for few).
+Noise is the standard deviation of ln(seconds) of repeats, a share, taken from the median difference of two runs. A
+policy is judged by the median of its repeats, whose own standard deviation is noise * sqrt(pi / (2 n)) for n of them
+(for normal errors; a little too much for few).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,9 @@ __all__ = [
 SIGMAS = 2.0
 """Two policies are told apart when their medians differ by more than so many standard deviations of the difference."""
 
+QUARTILE = 0.6744897501960817
+"""Half of normal values lie within so many standard deviations."""
+
 DRAWS = 4000
 DRAWS_OF_NOISE = 40_000
 CERTAIN = 0.95
@@ -36,7 +42,9 @@ Array = npt.NDArray[np.float64]
 
 
 def pooled_noise(groups: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of ln(value) about the mean of its own group [share].
+    """Standard deviation of ln(value) about its own group, from the median difference of two of a group [share].
+
+    A run that was held up does not count for more than any other, as it does not in the median of a policy either.
 
     Parameters
     ----------
@@ -48,15 +56,10 @@ def pooled_noise(groups: Sequence[Sequence[float]]) -> float:
     InputError
         No group has two.
     """
-    squares, freedom = 0.0, 0
-    for values in groups:
-        logs = [math.log(value) for value in values]
-        mean = sum(logs) / len(logs)
-        squares += sum((each - mean) ** 2 for each in logs)
-        freedom += len(logs) - 1
-    if freedom < 1:
+    differences = [abs(math.log(one / other)) for values in groups for one, other in combinations(values, 2)]
+    if not differences:
         raise InputError("one run of each plan says nothing of noise", where="--repeats", way_out="2 or more")
-    return math.sqrt(squares / freedom)
+    return median(differences) / (QUARTILE * math.sqrt(2.0))
 
 
 def median_noise(noise: float, repeats: int) -> float:

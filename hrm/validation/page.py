@@ -55,7 +55,7 @@ def _part(name: str, document: Mapping[str, Any], records: Records) -> str:
         f'<p class="verdict">{html.escape(document["verdict"]["sentence"])}</p>',
         _head("Bars"),
         _bars(document),
-        _noise_line(document),
+        _noise_table(document),
         _head("Machine, plan and command"),
         _facts(document),
         _head("Predicted, simulated, measured"),
@@ -124,16 +124,26 @@ def _bars(document: Mapping[str, Any]) -> str:
     return html_table([("bar", False), ("found", True), ("bar is", True), ("", False), ("note", False)], rows)
 
 
-def _noise_line(document: Mapping[str, Any]) -> str:
+def _noise_table(document: Mapping[str, Any]) -> str:
     noise = document["noise"]
-    twice = noise["same_plan_twice"]
-    return note_line(
-        f"Noise (standard deviation of ln seconds of a decode latency): {percent_text(noise['before'])} of the plan "
-        f"before anything else ran, {percent_text(noise['between'])} between the repeats of all policies; "
-        f"{percent_text(noise['of_a_median'])} of a median of {document['repeats']}. The same plan measured twice in "
-        f"the same turns (A/A): ratio {twice['ratio']:.3f}, 95 % interval {twice['interval'][0]:.3f} to "
-        f"{twice['interval'][1]:.3f}. Two policies are told apart from {percent_text(noise['least_difference'])} on."
-    )
+    rows = []
+    for metric, words in (("layer_latency_s", "decode latency"), ("throughput_tokens_per_s", "throughput")):
+        found = noise[metric]
+        twice = found["same_plan_twice"]
+        rows.append(
+            [
+                words,
+                percent_text(noise["before"]) if metric == "layer_latency_s" else "",
+                percent_text(found["between"]),
+                percent_text(found["of_a_median"]),
+                f"{twice['ratio']:.3f} ({twice['interval'][0]:.3f} to {twice['interval'][1]:.3f})",
+                percent_text(found["least_difference"]),
+            ]
+        )
+    columns: list[Column] = [("noise", False), ("the plan, before anything else ran", True)]
+    columns += [("between repeats of all", True), (f"of a median of {document['repeats']}", True)]
+    columns += [("the plan against itself, A/A (95 %)", True), ("two are told apart from", True)]
+    return html_table(columns, rows)
 
 
 def _facts(document: Mapping[str, Any]) -> str:

@@ -194,7 +194,9 @@ def _preset(options: Options, forecaster: Forecaster, bench: Bench, tell: Tell) 
         plan = folder.with_name(f"{name}.json")
         if options.dry_run:
             ready = replace(preset.ready(name, options.layers), randoms=preset.randoms, per_turn=ON_A_GPU)
-            documents[name] = dry_run(ready, forecaster, repeats=options.repeats or preset.repeats, seed=options.seed, tell=tell)
+            documents[name] = dry_run(
+                ready, forecaster, repeats=options.repeats or preset.repeats, seed=options.seed, tell=tell
+            )
             continue
         check_outputs(folder, None, None)
         tell(f"planning {name}")

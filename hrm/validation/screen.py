@@ -24,11 +24,11 @@ def print_validation(document: Mapping[str, Any], console: Console) -> None:
         document["layers"] != document["layers_of_model"]
     )
     line(f"{layers}schedule {document['schedule']}, on {document['device_name']}, {document['date']}")
-    noise = document["noise"]
+    noise = document["noise"]["layer_latency_s"]
     line(
         f"noise of a decode latency: {noise['used']:.2%} of a run, {noise['of_a_median']:.2%} of the median of "
-        f"{document['repeats']}; the same plan twice: ratio {noise['same_plan_twice']['ratio']:.3f}; pairs are told "
-        f"apart from {noise['least_difference']:.1%} on"
+        f"{document['repeats']}; the same plan twice: ratio {noise['same_plan_twice']['ratio']:.3f}; two policies are "
+        f"told apart from {noise['least_difference']:.1%} on"
     )
     _print_policies(document, console)
     _print_scores(document, console)

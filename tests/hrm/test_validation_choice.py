@@ -28,8 +28,15 @@ def never(_: Policy) -> str:
 
 
 def policy(**changes: object) -> Policy:
-    found = dict(batch_size=12, micro_batch_size=4, num_micro_batches=3, prefill_micro_batch_size=12,
-                 attention_on_gpu=True, ffn_on_gpu=True, weights_on_gpu=0.5)  # fmt: skip
+    found = {
+        "batch_size": 12,
+        "micro_batch_size": 4,
+        "num_micro_batches": 3,
+        "prefill_micro_batch_size": 12,
+        "attention_on_gpu": True,
+        "ffn_on_gpu": True,
+        "weights_on_gpu": 0.5,
+    }
     return Policy(**(found | changes))  # type: ignore[arg-type]
 
 

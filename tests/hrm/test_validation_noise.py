@@ -19,14 +19,25 @@ from hrm.validation.noise import (
 )
 
 
-def test_noise_is_the_standard_deviation_of_logarithms() -> None:
-    assert pooled_noise([[math.exp(0.1), math.exp(-0.1)]]) == pytest.approx(math.sqrt(0.02))
+def test_noise_is_that_of_normal_errors_with_the_median_difference_of_two_runs() -> None:
+    # Half of all differences of two normal values are below 0.6745 * sqrt(2) standard deviations.
+    assert pooled_noise([[math.exp(0.1), math.exp(-0.1)]]) == pytest.approx(0.2 / (0.67449 * math.sqrt(2.0)), rel=1e-4)
 
 
-def test_pooled_noise_takes_every_group_about_its_own_mean() -> None:
-    # Squares 0.02 with 1 degree of freedom and 0.08 with 2; groups of one and their level do not matter.
-    groups = [[math.exp(5.1), math.exp(4.9)], [math.exp(0.2), 1.0, math.exp(-0.2)], [7.0]]
-    assert pooled_noise(groups) == pytest.approx(math.sqrt(0.10 / 3.0))
+def test_pooled_noise_looks_at_pairs_within_groups_alone() -> None:
+    # Differences 0.2; 0.1, 0.3 and 0.4: the median is 0.25. Groups of one and the level of a group do not matter.
+    groups = [[math.exp(5.1), math.exp(4.9)], [1.0, math.exp(0.1), math.exp(0.4)], [7.0]]
+    assert pooled_noise(groups) == pytest.approx(0.25 / (0.67449 * math.sqrt(2.0)), rel=1e-4)
+
+
+def test_one_run_that_was_held_up_makes_no_noise() -> None:
+    values = [1.0, 1.01, 1.02, 1.01, 1.0, 1.02, 1.01]
+    assert pooled_noise([[*values, 60.0]]) < 2.0 * pooled_noise([values])
+
+
+def test_noise_of_many_normal_values_is_their_standard_deviation() -> None:
+    values = np.exp(np.random.default_rng(0).normal(0.0, 0.05, (400, 3)))
+    assert pooled_noise([list(map(float, row)) for row in values]) == pytest.approx(0.05, rel=0.05)
 
 
 def test_repeats_of_one_say_nothing_of_noise() -> None:

@@ -15,10 +15,10 @@ from hrm.host_facts import HostFacts
 from hrm.policy import Policy
 from hrm.scenario import Scenario
 from hrm.validation.candidates import Candidate, Pricer, as_run
+from hrm.validation.choice import choose_candidates
 from hrm.validation.command import check_verdict, rebuild
 from hrm.validation.forecasts import file_hash, forecast_of
 from hrm.validation.procedure import Forecaster, Request, estimate_seconds, predict_candidates, validate_plan
-from hrm.validation.choice import choose_candidates
 from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE
 from hrm.workload import uniform_workload
 
@@ -175,9 +175,10 @@ def test_the_document_says_what_was_put_in(done: tuple[Path, Fake]) -> None:
 
 def test_noise_is_that_of_the_repeats(done: tuple[Path, Fake]) -> None:
     noise = rebuild(done[0])["noise"]
-    assert 0.0005 < noise["before"] < 0.0012  # 1.000, 1.001 and 1.002 in turn
-    assert noise["used"] == max(noise["before"], noise["between"])
-    assert noise["same_plan_twice"]["ratio"] == pytest.approx(1.0, abs=2e-3)
+    assert 0.0005 < noise["before"] < 0.0013  # 1.000, 1.001 and 1.002 in turn
+    for metric in ("layer_latency_s", "throughput_tokens_per_s"):
+        assert noise[metric]["used"] == max(noise["before"], noise[metric]["between"])
+        assert noise[metric]["same_plan_twice"]["ratio"] == pytest.approx(1.0, abs=2e-3)
 
 
 def test_a_missed_bar_ends_with_its_own_exit_code(done: tuple[Path, Fake]) -> None:

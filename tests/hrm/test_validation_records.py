@@ -121,5 +121,5 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_is_no_json_is_refused_by_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / "runs" / "001-any.json.gz").write_bytes(b"\x1f\x8bnothing")
-    with pytest.raises(InputError, match="001-any.json.gz"):
+    with pytest.raises(InputError, match=r"001-any\.json\.gz"):
         read_records(folder)

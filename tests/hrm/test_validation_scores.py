@@ -104,7 +104,7 @@ def statuses(*, spread: float = 0.1, pairs: int = 20, ordered: int = 20, regret:
         scores(spread, pairs, ordered),
         {"share": regret},
         [row(taken)],
-        noise=noise,
+        noise={"layer_latency_s": noise, "throughput_tokens_per_s": noise},
         repeats=5,
         near=8,
         alike=3,
@@ -148,7 +148,14 @@ def document(**changes: object) -> dict[str, object]:
         "scores": {"simulated": scores(0.1, 20, 20)},
         "regret": {"share": 0.01, "best": "mu up"},
         "bars": judge_bars(
-            scores(0.2, 20, 20), {"share": 0.01}, [row(98e6)], noise=0.0, repeats=5, near=8, alike=3, seed=0
+            scores(0.2, 20, 20),
+            {"share": 0.01},
+            [row(98e6)],
+            noise={"layer_latency_s": 0.0, "throughput_tokens_per_s": 0.0},
+            repeats=5,
+            near=8,
+            alike=3,
+            seed=0,
         ),
     }
     return found | changes

@@ -43,9 +43,7 @@ def records(measured: tuple[dict[str, Any], Path]) -> Records:
     return read_records(measured[1])
 
 
-def test_the_document_is_that_of_its_records_and_of_its_file(
-    measured: tuple[dict[str, Any], Path], plan: Path
-) -> None:
+def test_the_document_is_that_of_its_records_and_of_its_file(measured: tuple[dict[str, Any], Path], plan: Path) -> None:
     document, folder = measured
     again = run("validate", "run", "--from", folder, "--json")
     assert (again.code, again.document) == (0, document)
@@ -113,9 +111,7 @@ def test_memory_and_routing_are_those_of_the_first_run_of_a_policy(measured: tup
     assert 0.0 < routing["decode"]["touched"] <= 8.0
 
 
-def test_records_with_other_predictions_are_refused(
-    measured: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_records_with_other_predictions_are_refused(measured: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     copy = shutil.copytree(measured[1], tmp_path / "copy")
     file = copy / "predictions.json"
     file.write_text(file.read_text(encoding="utf-8").replace('"simulated_s"', '"simulated_s" '), encoding="utf-8")
@@ -148,9 +144,7 @@ def test_a_dry_run_measures_nothing_and_says_how_long_it_would_take(plan: Path, 
         (("PLAN", "--dry-run", "--report", "report.html"), "no report of what was not measured"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_with_a_way_out(
-    plan: Path, options: tuple[str, ...], said: str
-) -> None:
+def test_options_that_make_no_sense_are_refused_with_a_way_out(plan: Path, options: tuple[str, ...], said: str) -> None:
     given = [plan if option == "PLAN" else option for option in options]
     line = refused("validate", "run", *given)
     assert said in line
