@@ -19,6 +19,7 @@ from runtime.session import BatchRun
 
 __all__ = ["Ran", "describe_run", "planned_bytes"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """A run, for those who report it.

@@ -83,7 +83,8 @@ def middle_layers(scenario: Scenario, policy: Policy, schedule: str) -> dict[str
     _, trace = step_trace(scenario, policy, schedule, step=step)
     panel = layer_panel(trace, step, title="")
     spans = piece_document(Steps(first=step, last=step + 1), panel.trace.spans, trace.kind)
-    return {"step": step, "start_s": panel.start_s, "end_s": panel.end_s, "spans": spans}
+    marks = [list(mark) for mark in panel.marks]
+    return {"step": step, "start_s": panel.start_s, "end_s": panel.end_s, "marks": marks, "spans": spans}
 
 
 def forecaster() -> Forecaster:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,8 @@ def draw_ratios(document: Mapping[str, Any]) -> Figure:
                     label=PREDICTORS[name] if place == 0 else None,
                 )
         axes.set_xscale("log")
-        _log_ticks(axes.xaxis, [row["predicted_over_measured"] for row in rows], metric)
+        shown = [each[metric] for row in rows for each in row["predicted_over_measured"].values() if each is not None]
+        _log_ticks(axes, min(shown) / 1.15, max(shown) * 1.15)
         axes.set_xlabel(label, fontsize=9)
         _tidy(axes, grid="x")
     panels[0].set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8.5)
@@ -92,19 +94,21 @@ def draw_ratios(document: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _log_ticks(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Ticks that a person can read on a logarithmic axis of ratios."""
+def _log_ticks(axes: Any, low: float, high: float) -> None:
+    """A logarithmic axis of ratios with few ticks that a person can read, 1 among them."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    values = [ratios[metric] for row in rows for ratios in row.values() if ratios is not None]
-    low, high = min([*values, 0.8]), max([*values, 1.25])
-    every = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
-    shown = [tick for tick in every if low / 1.05 <= tick <= high * 1.05]
-    while len(shown) > 7:
-        shown = [tick for number, tick in enumerate(shown) if tick == 1.0 or (number - shown.index(1.0)) % 2 == 0]
-    axis.set_major_locator(FixedLocator(shown))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = min(low, 0.8) / 1.08, max(high, 1.25) * 1.08
+    axes.set_xlim(low, high)
+    least = math.log(high / low) / 9.0
+    every = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0]
+    shown = [1.0]
+    for tick in sorted(every, key=lambda each: abs(math.log(each))):
+        if low <= tick <= high and all(abs(math.log(tick / other)) >= least for other in shown):
+            shown.append(tick)
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def draw_scatter(document: Mapping[str, Any]) -> Figure:
@@ -214,6 +218,7 @@ def draw_layers(records: Records) -> Figure | None:
             trace=simulated,
             start_s=saved["start_s"],
             end_s=saved["end_s"],
+            marks=tuple((time, words) for time, words in saved["marks"]),
         ),
         measured,
     ]

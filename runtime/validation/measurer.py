@@ -1,7 +1,8 @@
 """Runs one batch of a candidate at a time; keeps models loaded under as many policies as memory holds.
 
 The first run after loading warms everything up and is the one whose memory is watched: that is what its policy takes,
-from the first weight to the last token. Later runs are timed only.
+from the first weight to the last token. Later runs are timed only. Before the first of all the plan is loaded and run
+once for nothing: what torch keeps from then on is no policy's.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class RuntimeMeasurer:
     seed: int = 0
     tell: Callable[[str], None] = lambda _: None
     loaded: OrderedDict[tuple[Any, ...], _Loaded] = field(default_factory=OrderedDict)
-    routing: dict[str, list[float]] = field(default_factory=dict)
+    ready: bool = False
 
     def measure(self, candidate: Candidate) -> list[dict[str, Any]]:
         """Run one batch, after one that warms up where the model has to be loaded."""
@@ -85,8 +86,11 @@ class RuntimeMeasurer:
         wanted = self._planned(candidate)
         while self.loaded and sum(each.bytes for each in self.loaded.values()) + wanted > self.room:
             self.loaded.popitem(last=False)
-        _give_back()
         device = self._device_of(candidate)
+        if not self.ready:
+            self._run(self._load(candidate, device, wanted), warm_up=True)
+            self.ready = True
+        _give_back()
         watch = MemoryWatch(device)
         began = time.perf_counter()
         try:
