@@ -768,9 +768,24 @@ def fit_constants(
     install: Annotated[
         bool, typer.Option("--install", help="Rewrite the constants in the files of this source tree.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Instead: the efficiencies of a profile, from a trace of hrm run."),
+    ] = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="The plan of that trace.")] = None,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Records of hrm validate run: errors there before and after.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Fit the constants of machines and systems to measured rows, and say how well they are known."""
+    if trace is None and (plan_file is not None or judge is not None):
+        raise InputError("belong to --trace", where="--plan, --judge", way_out="--trace FILE")
+    if trace is not None:
+        if data is not None or components is not None or install:
+            raise InputError("are for published rows", where="--data, --components, --install", way_out="no --trace")
+        _fit_to_trace(trace, plan_file, judge, output, json_)
+        return
     from hrm.published.fit_report import constants_document, fit_command, print_fit, write_constants
 
     if output is not None and data is not None and output.resolve() == data.resolve():
@@ -795,6 +810,18 @@ def fit_constants(
             print_json(constants_document(found))
         else:
             print_screen(lambda console: print_fit(found, console))
+
+
+def _fit_to_trace(trace: Path, plan_file: Path | None, judge: Path | None, output: Path | None, json_: bool) -> None:
+    """`hrm fit --trace`: a measured run into the efficiencies of the profile it was planned for."""
+    from hrm.validation.fit_command import fit_trace, print_trace_fit
+    from simulator.validation_price import trace_simulator
+
+    with Progress(json_, "reading the trace") as tell:
+        document = fit_trace(trace, plan_file, judge, output, trace_simulator(), tell=tell or (lambda _: None))
+    print_json(document) if json_ else print_screen(lambda console: print_trace_fit(document, console))
+    if output is not None:
+        say(f"saved to {output}")
 
 
 def _version(value: bool) -> None:

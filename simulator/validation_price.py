@@ -10,14 +10,16 @@ from hrm.policy import Policy
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario
 from hrm.schedules import Steps
+from hrm.validation.fit_command import Simulator
 from hrm.validation.forecasts import COPIES, Forecast, forecast_of
 from hrm.validation.procedure import Forecaster
 from hrm.validation.records import piece_document
+from hrm.validation.trace_fit import Seconds
 from simulator.critical_path import step_window
 from simulator.durations import roofline_durations
 from simulator.replay import replay_plan, step_trace
 
-__all__ = ["forecaster", "middle_layers", "simulate_candidate", "simulate_contexts"]
+__all__ = ["forecaster", "middle_layers", "simulate_candidate", "simulate_contexts", "trace_simulator"]
 
 CONTEXTS = 5
 """Decode steps whose latency is shown over the context."""
@@ -90,3 +92,13 @@ def middle_layers(scenario: Scenario, policy: Policy, schedule: str) -> dict[str
 def forecaster() -> Forecaster:
     """All of it, as `hrm.validation` takes it."""
     return Forecaster(simulate_candidate, simulate_contexts, middle_layers)
+
+
+def seconds_alone(scenario: Scenario) -> Seconds:
+    """Seconds of a task alone, by the rates of any profile with the formats of a scenario."""
+    return lambda profile: roofline_durations(derive_rates(profile, scenario.formats))
+
+
+def trace_simulator() -> Simulator:
+    """What `hrm fit --trace` takes of the simulator."""
+    return Simulator(seconds_alone, simulate_candidate)
