@@ -1,8 +1,8 @@
 """Runs one batch of a candidate at a time; keeps models loaded under as many policies as memory holds.
 
 The first run after loading warms everything up and is the one whose memory is watched: that is what its policy takes,
-from the first weight to the last token. Later runs are timed only. Before the first of all the plan is loaded and run
-once for nothing: what torch keeps from then on is no policy's.
+from the first weight to the last token. Later runs are timed only. What torch takes once in a process counts with the
+plan, which runs first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class RuntimeMeasurer:
     seed: int = 0
     tell: Callable[[str], None] = lambda _: None
     loaded: OrderedDict[tuple[Any, ...], _Loaded] = field(default_factory=OrderedDict)
-    ready: bool = False
 
     def measure(self, candidate: Candidate) -> list[dict[str, Any]]:
         """Run one batch, after one that warms up where the model has to be loaded."""
@@ -87,10 +86,8 @@ class RuntimeMeasurer:
         while self.loaded and sum(each.bytes for each in self.loaded.values()) + wanted > self.room:
             self.loaded.popitem(last=False)
         device = self._device_of(candidate)
-        if not self.ready:
-            self._run(self._load(candidate, device, wanted), warm_up=True)
-            self.ready = True
         _give_back()
+        _keep_freed(False)
         watch = MemoryWatch(device)
         began = time.perf_counter()
         try:
@@ -100,6 +97,7 @@ class RuntimeMeasurer:
             running = watch.take()
         finally:
             watch.close()
+            _keep_freed(True)
         self.loaded[key] = found
         first |= {
             "load_s": load_s,
@@ -199,11 +197,32 @@ def _terms_made(session: Session) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt."""
+
+LARGE_BYTES, LARGEST_BYTES = 2**18, 2**25
+"""From where on memory is the system's again as soon as it is freed: while memory is watched, and in timed runs, where
+the allocator comes to that by itself in a process that frees large blocks [byte]."""
+
+
+def _c_function(name: str) -> Any:
+    """A function of the C library; None where there is none."""
+    library = ctypes.util.find_library("c")
+    return None if library is None else getattr(ctypes.CDLL(library), name, None)
+
+
 def _give_back() -> None:
     """Return what was freed to the system, so that what a run takes is seen as taken."""
     gc.collect()
-    library = ctypes.util.find_library("c")
-    if library is not None:
-        trim = getattr(ctypes.CDLL(library), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    trim = _c_function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _keep_freed(keep: bool) -> None:
+    """Whether the allocator keeps freed blocks: in a process that ran other policies their gaps would count too."""
+    option = _c_function("mallopt")
+    if option is not None:
+        size = LARGEST_BYTES if keep else LARGE_BYTES
+        option(M_MMAP_THRESHOLD, size)
+        option(M_TRIM_THRESHOLD, 2 * size)
