@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from hrm.cli_judging import fit_constants, validate_app
 from hrm.cli_options import (
     AttentionPin,
     BatchPin,
@@ -55,7 +56,7 @@ from hrm.cli_options import (
     load_workload_options,
     read_pins,
 )
-from hrm.cli_running import calibrate_machine, diff_traces, fit_constants, run_plan, simulate_plan, validate_app
+from hrm.cli_running import calibrate_machine, diff_traces, run_plan, simulate_plan
 from hrm.errors import HrmError, InputError
 from hrm.terminal import Progress, ReaderGone, forget_unwritten, print_json, print_screen, say, write
 

@@ -1,4 +1,4 @@
-"""Commands that run a plan, and those that judge predictions: simulate, run, calibrate, diff, validate, fit."""
+"""Commands of `hrm` that run a plan or the machine, simulated or with real tensors: simulate, run, calibrate, diff."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hrm.cli_options import Contention, Json
 from hrm.errors import InputError
 from hrm.terminal import Progress, print_json, print_screen, say
 
-__all__ = ["calibrate_machine", "diff_traces", "fit_constants", "run_plan", "simulate_plan", "validate_app"]
+__all__ = ["calibrate_machine", "diff_traces", "run_plan", "runtime_for", "simulate_plan"]
 
 validate_app = typer.Typer(
     help="Predictions beside measurements: published, and one layer on this machine.", no_args_is_help=True
@@ -70,7 +70,7 @@ def simulate_plan(
 
 
 @contextmanager
-def _runtime_for(command: str) -> Iterator[None]:
+def runtime_for(command: str) -> Iterator[None]:
     """What a command imports of the runtime: without torch it says what installs it."""
     try:
         yield
@@ -143,7 +143,7 @@ def run_plan(
     for option, value in (given | {"--top-p": None if top_p == 1.0 else top_p}).items():
         if value:
             raise InputError("is of a job", where=option, way_out="with --input FILE")
-    with Progress(json_, "starting torch"), _runtime_for("hrm run"):
+    with Progress(json_, "starting torch"), runtime_for("hrm run"):
         from runtime.run_command import run_saved_plan
         from runtime.run_report import print_run
 
@@ -185,7 +185,7 @@ def _run_prompts(given: dict[str, Any]) -> None:
             name = f"--{option.replace('_', '-')}"
             way_out = f"{name} {'DIR' if option == 'model_dir' else 'FILE'}"
             raise InputError("is missing, and a job needs it", where=name, way_out=way_out)
-    with Progress(given["json_"], "starting torch"), _runtime_for("hrm run"):
+    with Progress(given["json_"], "starting torch"), runtime_for("hrm run"):
         from runtime.jobs.report import log_lines, print_job
         from runtime.jobs.runner import JobOptions, run_prompts
         from runtime.jobs.sampling import Sampling
@@ -227,7 +227,7 @@ def calibrate_machine(
     """Measure this machine and write a hardware profile of it, which --hw auto takes."""
     from hrm.calibration_report import print_calibration
 
-    with Progress(json_, "starting torch"), _runtime_for("hrm calibrate"):
+    with Progress(json_, "starting torch"), runtime_for("hrm calibrate"):
         from runtime.calibration.command import calibrate
 
     with Progress(json_, "looking at the machine") as tell:
@@ -253,140 +253,3 @@ def diff_traces(
     if output is not None:
         say(f"saved to {output}")
     check_kept(document)
-
-
-@validate_app.command("published")
-def validate_published(
-    data: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Rows to predict and judge; the published ones if not given.")
-    ] = None,
-    kernels: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Kernel latencies; the published ones if not given.")
-    ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
-    max_median_error: Annotated[
-        float, typer.Option(help="Exit 4 where the full model's median error is above this.")
-    ] = 0.15,
-    no_simulation: Annotated[bool, typer.Option("--no-simulation", help="Leave out the simulation.")] = False,
-    json_: Json = False,
-) -> None:
-    """Set Eq. 12, the cost model and the simulation beside published measurements."""
-    from hrm.published.validation import check_bar, validate_command
-    from simulator.published import replay_row
-
-    with Progress(json_) as tell:
-        document = validate_command(
-            data,
-            kernels,
-            simulate=None if no_simulation else replay_row,
-            report=report,
-            max_median_error=max_median_error,
-            tell=tell,
-        )
-    if json_:
-        print_json(document)
-    else:
-        from hrm.published.screen import print_validation
-
-        print_screen(lambda console: print_validation(document, console))
-    if report is not None:
-        say(f"saved to {report}")
-    check_bar(document)
-
-
-@validate_app.command("layer")
-def validate_layer(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Layers to measure, at least.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the random weights, KV cache and tokens.")] = 0,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write simulated.json and measured.json there: hrm diff, Perfetto."),
-    ] = None,
-    json_: Json = False,
-) -> None:
-    """Run one layer of a plan, random weights at real shapes: does it take max(link, CPU, GPU)?"""
-    from hrm.layer_report import check_trace_folder, layer_document, print_layer, save_layer_traces
-    from simulator.layer_price import price_steps
-
-    with Progress(json_, "starting torch"), _runtime_for("hrm validate layer"):
-        from runtime.layer_command import measure_layer
-
-    if trace is not None:
-        check_trace_folder(trace)
-    with Progress(json_, "reading the plan") as tell:
-        found = measure_layer(plan_file, schedule=schedule, device=device, repeats=repeats, seed=seed, tell=tell)
-        run = found.run
-        graph, predicted, simulated = price_steps(run.scenario, found.policy, found.schedule, run.steps)
-    document = layer_document(
-        graph,
-        predicted,
-        simulated,
-        run.traces,
-        counted=run.counted,
-        touched=run.touched,
-        model=run.scenario.model,
-        facts=found.facts,
-    )
-    if trace is not None:
-        save_layer_traces(
-            trace,
-            graph,
-            predicted,
-            simulated,
-            run.traces[-1],
-            scenario=run.scenario,
-            plan=found.document,
-            facts=found.facts,
-        )
-    print_json(document) if json_ else print_screen(lambda console: print_layer(document, console))
-    if trace is not None:
-        say(f"saved to {trace / 'simulated.json'} and {trace / 'measured.json'}")
-
-
-def fit_constants(
-    data: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="Rows to fit to; the published ones if not given.")
-    ] = None,
-    components: Annotated[
-        str | None, typer.Option(help="Whose constants may move, with commas between them; all if not given.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="YAML file: constants, intervals, correlation, rows.")
-    ] = None,
-    install: Annotated[
-        bool, typer.Option("--install", help="Rewrite the constants in the files of this source tree.")
-    ] = False,
-    json_: Json = False,
-) -> None:
-    """Fit the constants of machines and systems to measured rows, and say how well they are known."""
-    from hrm.published.fit_report import constants_document, fit_command, print_fit, write_constants
-
-    if output is not None and data is not None and output.resolve() == data.resolve():
-        raise InputError("is also --data", where=f"--output: {output}", way_out="another file")
-    from hrm.published.installation import install_constants, source_tree
-
-    if output is not None and not output.absolute().parent.is_dir():
-        raise InputError("its folder does not exist", where=f"--output: {output}")
-    root = source_tree() if install else None
-    with Progress(json_) as tell:
-        found = fit_command(data=data, components=components, on_progress=tell)
-    try:
-        if output is not None:
-            write_constants(found, output)
-            say(f"saved to {output}")
-        if root is not None:
-            changed = install_constants(found, root)
-            names = ", ".join(str(path.relative_to(root)) for path in changed)
-            say(f"rewritten: {names or 'nothing, all is as it was'}")
-    finally:  # what was found is shown even where it cannot be written
-        if json_:
-            print_json(constants_document(found))
-        else:
-            print_screen(lambda console: print_fit(found, console))

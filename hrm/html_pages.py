@@ -17,6 +17,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #111; max-width: 1060px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; border-top: 1px solid #ccc; padding-top: 1rem; }
 svg { max-width: 100%; height: auto; } p.note { color: #555; }
+p.verdict { font-size: 1.05rem; border-left: 4px solid #0072B2; padding-left: 0.8rem; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: 2px 8px; text-align: left; border-bottom: 1px solid #e4e4e4; vertical-align: top; }

@@ -11,21 +11,12 @@ from pathlib import Path
 
 import torch
 
+from hrm.validation.memory import HOST_RESERVE_BYTES
 from runtime.device import Device
 
 __all__ = ["HOST_RESERVE_BYTES", "MemoryWatch", "read_resident_bytes"]
 
 STATUS = Path("/proc/self/status")
-HOST_RESERVE_BYTES = 128 * 2**20
-"""What a process takes beside what a plan counts [byte].
-
-Code that oneDNN makes for products of new shapes: 0.5 MiB each, of `runtime.host_allocator.KEPT_KERNELS` shapes in its
-own cache and as many in that of each thread that computes, so up to 48 MiB with two. Freed tensors between others that
-are in use: below 64 MiB, as malloc gives back at once what is larger than 32 MiB, and the rest before every batch. The
-rest is for routing and indices of tokens, graph, trace and stacks. In runs on the CPU of OLMoE, Mixtral and Qwen3 with
-512 to 16,384 tokens in a micro-batch it was 15 to 60 MiB in all.
-"""
-
 EVERY_S = 0.02
 """Between two looks [s]: a higher peak between them is missed."""
 

@@ -29,7 +29,7 @@ from runtime.run_watch import RunWatch
 from runtime.session import Session, open_session, torch_dtype
 from runtime.weight_source import WeightSource
 
-__all__ = ["run_saved_plan"]
+__all__ = ["check_model", "open_weights", "run_saved_plan"]
 
 
 def run_saved_plan(
@@ -104,7 +104,7 @@ def run_saved_plan(
     window = choose_window(job, trace, steps, full)
     machine = choose_machine(job, device, disk_dir, paced)
     prompts = _find_prompts(job, prompt_ids, requests, seed)
-    numerics = _check_model(job, model_dir, random_weights)
+    numerics = check_model(job, model_dir, random_weights)
     asked = make_requests([prompt.tokens for prompt in prompts], job.scenario)
     batches = list(cut_batches(asked, job.policy, job.scenario))
     predictions = [predict_batch(job.scenario, batch) for batch in batches]
@@ -113,7 +113,7 @@ def run_saved_plan(
     memory = MemoryWatch(machine)
     began = time.perf_counter()
     try:
-        source, notes = _open_weights(job, model_dir, numerics, seed)
+        source, notes = open_weights(job, model_dir, numerics, seed)
         session = open_session(
             job.scenario,
             job.policy,
@@ -192,18 +192,18 @@ def _find_prompts(job: Job, file: Path | None, requests: int | None, seed: int) 
     return found[:requests]
 
 
-def _check_model(job: Job, model_dir: Path | None, random_weights: bool) -> Numerics:
+def check_model(job: Job, model_dir: Path | None, random_weights: bool, *, where: str = "hrm run") -> Numerics:
     """How the model computes; refuses a folder that holds another one."""
     if (model_dir is None) != random_weights:
         fact = "which weights is not said" if model_dir is None else "weights are given twice"
-        raise InputError(fact, where="hrm run", way_out="--model-dir DIR, or --random-weights")
+        raise InputError(fact, where=where, way_out="--model-dir DIR, or --random-weights")
     if model_dir is not None:
         file = model_dir.expanduser() / "config.json"
         check_same_model(job.config, read_config_file(file), where=str(file))
     return read_numerics(job.config, where=f"{job.file}: inputs.model.config")
 
 
-def _open_weights(
+def open_weights(
     job: Job, model_dir: Path | None, numerics: Numerics, seed: int
 ) -> tuple[WeightSource, tuple[str, ...]]:
     """The weights, and what a person should know of them."""

@@ -9,19 +9,15 @@ from typing import Any
 from hrm.gantt import LANE_WORDS
 from hrm.graph import Lane
 from hrm.policy import Policy
-from hrm.prediction import MemoryUse, Prediction, memory_by_phase
-from hrm.scenario import Scenario, measure_sizes
-from hrm.trivial import cpu_only_memory
+from hrm.prediction import Prediction
+from hrm.scenario import Scenario
+from hrm.validation.memory import HOST_RESERVE_BYTES, planned_bytes
 from runtime.device import Device
 from runtime.device_names import device_name, same_gpu
-from runtime.memory_watch import HOST_RESERVE_BYTES
 from runtime.run_watch import RunWatch
 from runtime.session import BatchRun
 
 __all__ = ["Ran", "describe_run", "memory_rows", "planned_bytes"]
-
-NOT_TAKEN = ("CUDA context", "reserve")
-"""Terms of a plan's GPU memory that no allocation of a run is: the driver's own, and what is kept free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,28 +169,6 @@ def _lanes(ran: Ran, steps: int, prefill_s: float, decode_s: float) -> dict[str,
             "paced": lane in ran.paced,
         }
     return found
-
-
-def planned_bytes(scenario: Scenario, policy: Policy, *, emulated: bool) -> dict[str, float]:
-    """Peak of every level that a plan states, of what the kernel can see of it [byte].
-
-    The CUDA context and the reserve are no allocations of the run. Where the accelerator is emulated, activations of
-    its lane are made by torch in CPU memory, so they count there.
-    """
-    sizes = measure_sizes(scenario)
-    if policy.everything_on_cpu:
-        return {level: use.peak_bytes for level, use in cpu_only_memory(scenario, sizes, policy).items()}
-    phases = memory_by_phase(scenario, sizes, policy)
-    moved = max(use.terms.get("activations", 0.0) for use in phases["gpu"]) if emulated else 0.0
-    left_out = (*NOT_TAKEN, "activations") if emulated else NOT_TAKEN
-    found = {level: max(use.peak_bytes for use in uses) for level, uses in phases.items()}
-    found["gpu"] = max(_without(use, left_out) for use in phases["gpu"])
-    found["cpu"] += moved
-    return found
-
-
-def _without(use: MemoryUse, terms: Sequence[str]) -> float:
-    return use.peak_bytes - sum(use.terms.get(term, 0.0) for term in terms)
 
 
 def memory_rows(

@@ -15,7 +15,7 @@ HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 FORBIDDEN_NAMES = ("util", "utils", "common", "base", "manager", "helpers", "misc")
 
 # The one exception: the command line reaches the other packages, inside its command functions.
-COMMAND_LINE = (ROOT / "hrm" / "cli.py", ROOT / "hrm" / "cli_running.py")
+COMMAND_LINE = tuple(ROOT / "hrm" / name for name in ("cli.py", "cli_running.py", "cli_judging.py"))
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:

@@ -210,6 +210,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "models show",
         "validate published",
         "validate layer",
+        "validate run",
         "fit",
     )
     negations = negations_of("plan") | negations_of("simulate")
@@ -274,6 +275,11 @@ def test_validate_options_are_documented() -> None:
 def test_layer_options_are_documented() -> None:
     documented = {word for row in tables(CLI)["option | in a layer check"] for word in code_words(row[0])}
     assert options_of("validate layer") == documented
+
+
+def test_options_of_a_measured_validation_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | in a measured validation"] for word in code_words(row[0])}
+    assert options_of("validate run") == documented
 
 
 def test_fit_options_and_keys_are_documented() -> None:

@@ -121,7 +121,12 @@ def fitted_rates(rates: Rates) -> Eq12Rates:
 
 
 def eq12_prediction(
-    terms: PaperTerms, rates: Eq12Rates, policy: RowPolicy, *, mean_squared_prompt_tokens: float | None = None
+    terms: PaperTerms,
+    rates: Eq12Rates,
+    policy: RowPolicy,
+    *,
+    mean_squared_prompt_tokens: float | None = None,
+    ffn_on_gpu: bool = True,
 ) -> Eq12:
     """Eq. 12, and the prefill term above, for one policy.
 
@@ -133,6 +138,8 @@ def eq12_prediction(
     policy : RowPolicy
     mean_squared_prompt_tokens : float, optional
         Mean of s^2 over the prompts, for attention in prefill; the square of the mean where it is not given [tokens^2].
+    ffn_on_gpu : bool
+        F_g of decode; every published run has its experts there.
     """
     terms = replace(
         terms,
@@ -144,11 +151,11 @@ def eq12_prediction(
     )
     n, mu, n_ub = float(policy.batch_size), float(policy.micro_batch_size), float(policy.num_micro_batches)
     at = {WEIGHTS_ON_GPU: policy.weights_on_gpu, KV_ON_GPU: policy.kv_on_gpu * n}
-    on_gpu = policy.attention_on_gpu
+    places = {"attention_on_gpu": policy.attention_on_gpu, "ffn_on_gpu": ffn_on_gpu}
     step = {
-        "link": float(terms.link_seconds(n, attention_on_gpu=on_gpu, ffn_on_gpu=True).at(at)),
-        "gpu": n_ub * float(terms.gpu_seconds_per_micro_batch(mu, attention_on_gpu=on_gpu, ffn_on_gpu=True)),
-        "cpu": n_ub * float(terms.cpu_seconds_per_micro_batch(mu, attention_on_gpu=on_gpu, ffn_on_gpu=True)),
+        "link": float(terms.link_seconds(n, **places).at(at)),
+        "gpu": n_ub * float(terms.gpu_seconds_per_micro_batch(mu, **places)),
+        "cpu": n_ub * float(terms.cpu_seconds_per_micro_batch(mu, **places)),
     }
     squared = terms.prompt**2 if mean_squared_prompt_tokens is None else mean_squared_prompt_tokens
     prefill = {

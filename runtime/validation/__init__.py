@@ -1,0 +1,1 @@
+"""Measuring for `hrm validate run`: candidates run with real tensors, in turn."""
