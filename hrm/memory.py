@@ -203,8 +203,8 @@ def gpu_terms(
     }
     head_buffer = min(sizes.lm_head_bytes, 2.0 * HEAD_BUFFER_BYTES)
     terms["lm_head buffers"] = head_buffer - Affine.of(HEAD, head_buffer)
-    if phase == "prefill" or batch.ffn_on_gpu:
-        terms["expert weight slots"] = Affine.of(EXPERT_SLOTS)
+    # Also where decode computes experts on the CPU: the buffers of prefill are made once and stay.
+    terms["expert weight slots"] = Affine.of(EXPERT_SLOTS)
     alive = activation_pieces(scenario, sizes, phase=phase, requests=requests, tokens=tokens, ring=ring)
     if phase == "prefill":
         # One micro-batch comes in and one goes out while one computes; the KV cache of two, less what stays on the GPU,

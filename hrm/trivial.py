@@ -29,6 +29,18 @@ BATCHES_ON_GPU = 16
 LANDING_LAYERS = 2
 """Layers of experts from disk in CPU memory at a time: one in use while the next is read."""
 
+EXPERT_VISITS = 1024
+"""Visits of an expert that are computed at a time on the CPU."""
+
+WIDENED_ROWS = 2048
+"""Rows of an expert in fp16 that are in float32 at a time."""
+
+ROWS_SIDE_BY_SIDE = 1024
+"""Rows of an expert in bf16 whose products with many visits are computed at a time on the CPU."""
+
+ROUTED_VISIT_BYTES = 12.0
+"""Of a visit to an expert: its token, int64, and its weight, float32 [byte]."""
+
 CPU_PREFILL = 64.0
 """Requests of a prefill micro-batch on the CPU: enough for its products to be bound by FLOPs."""
 
@@ -197,8 +209,7 @@ def _cpu_only_terms(scenario: Scenario, sizes: Sizes, size: Number, micro: Numbe
     model, value = scenario.model, scenario.formats.activation_bytes
     prompts = worst_prompt_tokens(scenario, size)
     tokens = micro * float(scenario.workload.max_prompt_tokens)
-    expert = 2 * model.hidden_size + model.mlp_matrices * model.streamed_ffn
-    width = 2 * model.hidden_size + model.streamed_top_k * expert
+    logits = 8.0 * model.vocab_size  # float32, plus a copy for sampling
     terms: dict[str, Number] = {
         "expert weights": sizes.streamed_bytes - on_disk,
         "disk landing buffers": on_disk * (LANDING_LAYERS / sizes.streamed_layers),
@@ -207,9 +218,37 @@ def _cpu_only_terms(scenario: Scenario, sizes: Sizes, size: Number, micro: Numbe
         "lm_head": 0.0 if sizes.tied else sizes.lm_head_bytes,
         "KV cache": kv_capacity_bytes(scenario, sizes, size),
         "hidden states of all prompts": prompts * (model.hidden_size * value),
-        "activations": np.maximum(tokens * width * value, size * (width * value + 8.0 * model.vocab_size)),
+        "activations": np.maximum(_cpu_activations(scenario, tokens), _cpu_activations(scenario, size) + size * logits),
     }
     return {term: Affine(amount) for term, amount in terms.items()}
+
+
+def _cpu_activations(scenario: Scenario, tokens: Number) -> Number:
+    """Bytes alive beside the hidden states while tokens pass the widest point of a layer on the CPU [byte].
+
+    Experts run one after the other and add to a float32 sum, so they need scratch for some of the visits of one expert,
+    and not for those of all k. The CPU has no products in fp16: what goes through them is there in float32 besides.
+    """
+    model, formats = scenario.model, scenario.formats
+    value, hidden = formats.activation_bytes, model.hidden_size
+    widened = 4.0 if formats.compute == "fp16" else 0.0
+    qkv, result = cost.qkv_values(model), cost.attention_result_values(model)
+    mlp = max(model.shared_ffn, model.dense_ffn if model.is_moe and model.n_dense_layers else 0)
+    widest = max(
+        (hidden + qkv) * value + hidden * widened,  # normalised copy, and what is made of it
+        (qkv + 2 * result) * value + (qkv + 2 * result) * widened,  # results by request and head, and by token
+        (hidden + model.mlp_matrices * mlp) * value + max(hidden, mlp) * widened,
+        hidden * (value + 4.0) + model.streamed_top_k * ROUTED_VISIT_BYTES,  # input and sum of the experts
+    )
+    row = (2 * hidden + model.mlp_matrices * model.streamed_ffn) * max(value, widened)
+    visits = np.minimum(tokens, EXPERT_VISITS)
+    scratch = visits * row
+    if formats.compute == "bf16":  # the visits and what the down rows are multiplied with in bf16, sums in float32
+        side_by_side = visits * (6.0 * hidden + 2.0 * ROWS_SIDE_BY_SIDE) + ROWS_SIDE_BY_SIDE * 2.0 * hidden
+        scratch = np.maximum(scratch, side_by_side)
+    if widened:
+        scratch = scratch + WIDENED_ROWS * (model.mlp_matrices * hidden * widened)
+    return tokens * widest + scratch
 
 
 def cpu_only_memory(scenario: Scenario, sizes: Sizes, policy: Policy) -> dict[str, MemoryUse]:

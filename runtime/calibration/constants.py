@@ -2,7 +2,7 @@
 
 A layer on the GPU takes c + sum over its operators of max(f/F, m/B) + (1 - o) min(f/F, m/B) seconds, with f FLOPs and m
 bytes as `hrm.cost` counts them; c is what a layer of small widths takes, F, B and o are fitted. An operator on the CPU
-takes max(f/F, m/B); B is the measured read rate, F follows from the experts that F binds.
+takes max(f/F, m/B); B is the measured read rate, F is fitted to experts of few and of many tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ __all__ = [
 
 SOFT_FROM = 0.1
 """Misses from which a point pulls less: one that something else disturbed should not move the rest."""
+
+
+TRIED_RATES = 2000
+"""Values of F between the slowest and the fastest point: steps of a few thousandths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +132,35 @@ def fit_prefill(points: Sequence[Point], decode: GpuConstants, *, peak_flops_per
 
 
 def fit_cpu_flops(points: Sequence[Point], *, bytes_per_s: float, least_flops_per_s: float) -> float:
-    """F of the CPU [FLOP/s]: the geometric mean over points that reading alone does not explain.
+    """F of the CPU [FLOP/s] that prices the points best, by ln(priced / measured), with a soft loss.
+
+    A point that reading binds says nothing of F, also where it reads somewhat slower than B. Where none is bound by
+    FLOPs, F is what the fastest reached.
 
     Parameters
     ----------
+    points : sequence of Point
+        Experts of one layer, by tokens; one operator each.
     bytes_per_s : float
         B [byte/s].
     least_flops_per_s : float
         What attention reaches: F must not slow it down, since its rate is that of its bytes [FLOP/s].
     """
-    bound = [
-        float(work.flops) / point.seconds
-        for point in points
-        for work in point.works
-        if point.seconds > 1.15 * float(work.bytes_touched) / bytes_per_s
-    ]
-    if not bound:  # all of them read as fast as the memory allows: F is at least what the last of them reached
-        return max(least_flops_per_s, *(float(point.works[0].flops) / point.seconds for point in points))
-    return max(least_flops_per_s, math.exp(math.fsum(map(math.log, bound)) / len(bound)))
+    rates = [float(point.works[0].flops) / point.seconds for point in points]
+    tried = np.geomspace(min(rates), max(rates), TRIED_RATES)
+
+    def loss(flops_per_s: float) -> float:
+        misses = [
+            math.log(max(float(w.flops) / flops_per_s, float(w.bytes_touched) / bytes_per_s) / point.seconds)
+            for point in points
+            for w in point.works
+        ]
+        return math.fsum(2.0 * (math.sqrt(1.0 + (miss / SOFT_FROM) ** 2) - 1.0) for miss in misses)
+
+    losses = [loss(float(rate)) for rate in tried]
+    least = min(losses)
+    best = next(float(rate) for rate, each in zip(tried, losses, strict=True) if each <= least + 1e-9)
+    return max(least_flops_per_s, best)
 
 
 def bound_share(value: float, whole: float) -> float:

@@ -15,8 +15,8 @@ from runtime.threads import settle_thread
 
 __all__ = ["CPU_TOKENS", "measure_cpu"]
 
-CPU_TOKENS = (2, 8, 32, 64)
-"""Tokens of the micro-batches whose experts are timed on the CPU: those few for which they are computed there."""
+CPU_TOKENS = (2, 8, 32, 64, 160)
+"""Tokens of the micro-batches whose experts are timed on the CPU: those for which they are computed there."""
 
 
 def measure_cpu(bench: Bench) -> AttentionWork:

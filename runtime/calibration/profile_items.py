@@ -166,7 +166,7 @@ def _cpu(bench: Bench, layer: LayerWork, attention: AttentionWork) -> dict[str, 
     flops = fit_cpu_flops(points, bytes_per_s=bandwidth, least_flops_per_s=needed)
     items["efficiency.cpu_flops"] = derived(
         share_text(bound_share(flops, peaks[dtype].median)),
-        f"{flops / 1e9:.4g} GFLOP/s of experts in {dtype} where reading them does not bind, over cpu.peak.{dtype}",
+        f"{flops / 1e9:.4g} GFLOP/s, fitted to experts in {dtype} of {len(points)} sizes, over cpu.peak.{dtype}",
         [point.name for point in points] + [peaks[dtype].name],
     )
     return items

@@ -146,7 +146,7 @@ def starved(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 7, 9, 11, 12, 18, 22, 23, 25, 28, 36, 39, 47])
+@pytest.mark.parametrize("seed", [1, 2, 7, 9, 11, 12, 18, 22, 23, 25, 28, 36, 47])
 def test_every_named_way_out_lets_a_plan_exist(seed: int) -> None:
     scenario = starved(seed)
     message = str(refusal(scenario))

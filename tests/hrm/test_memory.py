@@ -125,9 +125,9 @@ def test_slots_of_a_model_with_windows_hold_its_fullest_layer() -> None:
     assert gpu(tiny_scenario(model=tiny_model(layer_windows=(4, 3))))["KV slots"] == 2 * (2 * 4) * 16
 
 
-def test_experts_on_the_cpu_need_slots_in_prefill_only() -> None:
+def test_slots_of_experts_stay_in_decode_on_the_cpu() -> None:
     slots = {memory.EXPERT_SLOTS: 100.0}
-    assert "expert weight slots" not in gpu(ffn=False, **slots)
+    assert gpu(ffn=False, **slots)["expert weight slots"] == 100.0
     assert gpu(phase="prefill", ffn=False, **slots)["expert weight slots"] == 100.0
 
 
