@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulator", "fit_trace", "print_trace_fit", "records_for"]
 
-CAPACITIES = ("gpu.memory", "gpu.usable_memory", "gpu.context", "cpu.memory", "cpu.reserved", "cpu.lockable", "disk.size")
+CAPACITIES = (
+    "gpu.memory",
+    "gpu.usable_memory",
+    "gpu.context",
+    "cpu.memory",
+    "cpu.reserved",
+    "cpu.lockable",
+    "disk.size",
+)
 """Quantities that no seconds depend on."""
 
 
