@@ -34,9 +34,11 @@ __all__ = [
     "SETUP_FILE",
     "RawPiece",
     "Records",
+    "holds_records",
     "piece_document",
     "read_json",
     "read_records",
+    "remove_records",
     "write_json",
     "write_run",
 ]
@@ -164,6 +166,32 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("is not the JSON it should be", where=str(path), way_out=WAY_OUT)
     return found
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a validation wrote the setup that is in a folder: other programs have a setup.json too."""
+    path = folder / SETUP_FILE
+    try:
+        return path.is_file() and {"format", "layers_of_model", "plan"} <= read_json(path).keys()
+    except InputError:
+        return False
+
+
+def remove_records(folder: Path) -> None:
+    """Remove what a validation wrote; whatever else lies in its folder stays.
+
+    Raises
+    ------
+    InputError
+        A file cannot be removed.
+    """
+    try:
+        for name in (SETUP_FILE, PREDICTIONS_FILE, HASH_FILE):
+            (folder / name).unlink(missing_ok=True)
+        for path in (folder / RUNS).glob("*.json.gz"):
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"cannot be removed: {error.strerror or error}", where=str(error.filename or folder)) from None
 
 
 def read_records(folder: Path) -> Records:
