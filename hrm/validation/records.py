@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hrm.errors import InputError
 from hrm.graph import Lane, TaskId
@@ -43,7 +43,10 @@ __all__ = [
 
 FORMAT = 1
 SETUP_FILE, PREDICTIONS_FILE, HASH_FILE, RUNS = "setup.json", "predictions.json", "predictions.sha256", "runs"
-WAY_OUT = "a folder that hrm validate run wrote"
+WAY_OUT = "a folder that hrm validate wrote"
+KINDS = {"run": "hrm validate run", "memory": "hrm validate memory"}
+"""By kind, as ``setup.json`` has it: the command that wrote the folder."""
+
 NANO = 1e-9
 
 
@@ -166,19 +169,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_records(folder: Path) -> Records:
+def read_records(folder: Path, kind: Literal["run", "memory"] = "run") -> Records:
     """Read a folder of a validation, and check that its predictions are those that were hashed.
+
+    Parameters
+    ----------
+    folder : Path
+    kind : {"run", "memory"}
+        Which command wrote it.
 
     Raises
     ------
     InputError
-        A file is missing or no such file, or the predictions are not those that the runs were made after.
+        A file is missing or no such file, or another command wrote it, or the predictions are not those that the runs
+        were made after.
     """
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), way_out=WAY_OUT)
     setup = read_json(folder / SETUP_FILE)
     if setup.get("format") != FORMAT:
         raise InputError(f"format is {setup.get('format')!r:.40}", where=str(folder / SETUP_FILE), way_out=WAY_OUT)
+    found = setup.get("kind", "run")
+    if found != kind:
+        words = KINDS.get(found, "something else")
+        raise InputError(f"was written by {words}", where=str(folder), way_out=f"a folder that {KINDS[kind]} wrote")
     files = sorted((folder / RUNS).glob("*.json.gz"))
     first = _ordered(read_json(path) for path in files if path.name.startswith("aa-"))
     runs = _ordered(read_json(path) for path in files if not path.name.startswith("aa-"))
