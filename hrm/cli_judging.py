@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,9 @@ from hrm.cli_options import (
 from hrm.cli_running import runtime_for
 from hrm.errors import InputError
 from hrm.terminal import Progress, print_json, print_screen, say
+
+if TYPE_CHECKING:
+    from hrm.scenario import Scenario
 
 __all__ = ["fit_constants", "validate_app"]
 
@@ -288,7 +291,9 @@ def validate_memory(
         output=output,
         seed=seed,
     )
-    scenario, document, notes = None, None, ()
+    scenario: Scenario | None = None
+    document: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
     named = model or (None if model_dir is None else str(model_dir))
     if hw is not None and named is not None:
         check_hours(max_hours)

@@ -93,10 +93,11 @@ def match_curves(first: Curve, second: Curve, *, seed: int) -> dict[str, Any]:
     dict
         ``matched``; ``reason`` where they are not; ``rows``: ``share`` (0 the lowest throughput that both reach, 1 the
         highest), ``tokens_per_s``, ``first_bytes``, ``second_bytes``, ``ratio``, ``low`` and ``high`` (95 % of the
-        resamples, null where nothing was repeated); ``resamples_matched``: share of resamples that have such throughputs.
+        resamples, null where nothing was repeated); ``resamples_matched``: the share of resamples that have such
+        throughputs.
     """
     names = {"first": first.name, "second": second.name}
-    nothing = {**names, "matched": False, "rows": [], "resamples_matched": None}
+    nothing: dict[str, Any] = {**names, "matched": False, "rows": [], "resamples_matched": None}
     for curve in (first, second):
         if not curve.memory_bytes:
             return {**nothing, "reason": f"no run of {curve.name} held its cap"}

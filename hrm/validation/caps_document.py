@@ -1,4 +1,4 @@
-"""The document of `hrm validate memory`, from its records alone: every point, both curves, the memory ratio, a verdict."""
+"""The document of `hrm validate memory`, from its records alone: every point, both curves, memory ratio, verdict."""
 
 from __future__ import annotations
 

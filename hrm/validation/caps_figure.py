@@ -1,4 +1,4 @@
-"""The figure of `hrm validate memory`: throughput against CPU memory, measured and simulated, and what was taken of it."""
+"""The figure of `hrm validate memory`: throughput against CPU memory, measured and simulated, and what was taken."""
 
 from __future__ import annotations
 

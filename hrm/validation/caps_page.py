@@ -103,13 +103,13 @@ def _bound_words(document: Mapping[str, Any]) -> str:
 
 def _cap_words(document: Mapping[str, Any]) -> str:
     said = (
-        f"A cap is on the anonymous memory of the process beyond what it held after its imports, enforced by the kernel "
-        f"({document['enforced_by']}); a plan gets all of it but {document['reserve_bytes'] / 2**20:.0f} MiB."
+        f"A cap is on the anonymous memory of the process beyond what it held after its imports, enforced by the "
+        f"kernel ({document['enforced_by']}); a plan gets all of it but {document['reserve_bytes'] / 2**20:.0f} MiB."
     )
     if document["emulated"]:
         said += (
-            " The activations of the emulated accelerator, which torch makes in CPU memory, are allowed on top: limit = "
-            "cap + those that the plan counts on the GPU."
+            " The activations of the emulated accelerator, which torch makes in CPU memory, are allowed on top: limit "
+            "= cap + those that the plan counts on the GPU."
         )
     return f"{said} Peak: RssAnon, highest of all runs of a point."
 
@@ -159,8 +159,8 @@ def print_caps_dry_run(document: Mapping[str, Any], console: Console) -> None:
 
     line(document["title"])
     line(
-        f"{sum(not point['infeasible'] for point in document['points'])} points, {document['repeats']} runs of each: about "
-        f"{document['estimated_seconds'] / 60.0:,.1f} minutes as simulated"
+        f"{sum(not point['infeasible'] for point in document['points'])} points, {document['repeats']} runs of each: "
+        f"about {document['estimated_seconds'] / 60.0:,.1f} minutes as simulated"
     )
     columns = [("schedule", False), ("cap, GiB", True), ("N", True), ("mu", True), ("r_w", True), ("r_c", True)]
     columns += [("simulated token/s", True), ("roofline", True), ("", False)]
@@ -199,8 +199,8 @@ def render_caps_page(document: Mapping[str, Any]) -> str:
         heading("CPU memory at the same throughput"),
         note_line(
             "A curve is the best throughput with at most so much memory, with straight lines between the caps; it is "
-            "compared from the lowest to the highest throughput that both schedules reach. The interval is of resampled "
-            "repeats, each with throughputs of its own that both reach."
+            "compared from the lowest to the highest throughput that both schedules reach. The interval is of "
+            "resampled repeats, each with throughputs of its own that both reach."
         ),
         *([html_table(_ratio_columns(document), rows)] if rows else []),
         *(

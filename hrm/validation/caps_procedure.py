@@ -18,7 +18,7 @@ from hrm.validation.forecasts import write_forecasts
 from hrm.validation.memory import HOST_RESERVE_BYTES
 from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE, SETUP_FILE, write_json, write_run
 
-__all__ = ["CappedMeasurer", "PLANS", "estimate_seconds", "measure_study", "predict_study"]
+__all__ = ["PLANS", "CappedMeasurer", "estimate_seconds", "measure_study", "predict_study"]
 
 PLANS = "plans"
 """Folder of the plans, in that of the records."""

@@ -1,4 +1,4 @@
-"""`hrm validate memory`: the part that needs torch. Each run is a process of its own, under a cap that the kernel enforces."""
+"""`hrm validate memory`, the part that needs torch: each run a process of its own, under a cap the kernel enforces."""
 
 from __future__ import annotations
 
