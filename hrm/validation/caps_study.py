@@ -15,6 +15,7 @@ import numpy as np
 
 from hrm.errors import HrmError, InfeasibleError, InputError
 from hrm.pins import Pins
+from hrm.planning import LIMIT_WORDS
 from hrm.plans import Plan, PlanInputs, save_plan
 from hrm.points import candidate_batches
 from hrm.policy import Policy
@@ -255,8 +256,7 @@ def predict_point(
     try:
         policy = theory.own_plan(scenario, study.max_hours, schedule, lambda each: pricer.why_not(each, schedule))
     except HrmError as error:
-        limit, missing = getattr(error, "limit", ""), getattr(error, "missing_bytes", 0.0)
-        return {**row, "infeasible": " ".join(str(error).split()), "limit": limit, "missing_bytes": float(missing)}
+        return {**row, "infeasible": _why(error)}
     batch = as_run(scenario, policy.batch_size)
     forecasts: dict[str, Forecast | None] = {
         **analytic_forecasts(batch, policy),
@@ -276,6 +276,13 @@ def predict_point(
         "limit_bytes": cap_bytes + moved,
         "terms": {level: dict(use.terms) for level, use in pricer.predict(policy).memory.items()},
     }
+
+
+def _why(error: HrmError) -> str:
+    """Which limit by how much at the smallest batch, where the error says so."""
+    if isinstance(error, InfeasibleError) and error.limit in LIMIT_WORDS and error.missing_bytes > 0:
+        return f"{error.missing_bytes / GIB:,.3f} GiB over {LIMIT_WORDS[error.limit]} at the smallest batch"
+    return " ".join(str(error).split())
 
 
 def plan_file(name: str) -> str:
