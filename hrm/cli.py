@@ -501,5 +501,8 @@ def _report_unforeseen(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT):
         say(f"hrm: standard output: cannot be written: {error.strerror}")
         return 2
+    if isinstance(error, OSError) and error.filename is not None:  # too long a name, a folder that is not open to all
+        say(f"hrm: {error.filename}: cannot be used: {error.strerror}")
+        return 2
     say(f"hrm: this should not have happened: {type(error).__name__}: {error} (please report it, with HRM_TRACEBACK=1)")
     return 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,12 +15,18 @@ from hrm.errors import InfeasibleError, InputError
 from hrm.validation.caps_study import MEMORY_SCHEDULES, Study, Theory, find_bounds, predict_points
 from hrm.validation.forecasts import write_forecasts
 from hrm.validation.memory import HOST_RESERVE_BYTES
-from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE, SETUP_FILE, write_json, write_run
+from hrm.validation.records import (
+    HASH_FILE,
+    PLANS,
+    PREDICTIONS_FILE,
+    SETUP_FILE,
+    holds_records,
+    remove_records,
+    write_json,
+    write_run,
+)
 
-__all__ = ["PLANS", "CappedMeasurer", "estimate_seconds", "measure_study", "predict_study"]
-
-PLANS = "plans"
-"""Folder of the plans, in that of the records."""
+__all__ = ["CappedMeasurer", "estimate_seconds", "measure_study", "predict_study"]
 
 START_S = 5.0
 """Seconds in which a process starts and imports torch, about (measured on two cores)."""
@@ -108,8 +113,8 @@ def measure_study(
     InputError
         A file cannot be written, or every run failed for another reason than memory.
     """
-    if (folder / SETUP_FILE).exists():  # an earlier one of this command
-        shutil.rmtree(folder)
+    if holds_records(folder):  # an earlier one
+        remove_records(folder)
     plans = folder / PLANS
     try:
         plans.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,15 @@ from hrm.validation.procedure import (
     predict_candidates,
     validate_plan,
 )
-from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE, SETUP_FILE, read_records, write_json
+from hrm.validation.records import (
+    HASH_FILE,
+    PREDICTIONS_FILE,
+    SETUP_FILE,
+    holds_records,
+    read_records,
+    remove_records,
+    write_json,
+)
 
 __all__ = [
     "Ready",
@@ -98,7 +105,7 @@ def check_outputs(folder: Path | None, report: Path | None, output: Path | None)
         raise InputError("is also --report", where=f"--output: {output}", way_out="another file")
     if folder is None:
         return
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETUP_FILE).exists():
+    if folder.is_dir() and any(folder.iterdir()) and not holds_records(folder):
         raise InputError("holds something else", where=f"--records: {folder}", way_out="a new folder")
     check_folder(folder, (SETUP_FILE, PREDICTIONS_FILE, HASH_FILE), f"--records: {folder}")
 
@@ -153,8 +160,8 @@ def validate(
         The plan cannot be run, or a file cannot be written.
     """
     assert ready.measurer is not None
-    if (folder / SETUP_FILE).exists():  # an earlier one of this command
-        shutil.rmtree(folder)
+    if holds_records(folder):  # an earlier one of this command
+        remove_records(folder)
     folder.mkdir(parents=True, exist_ok=True)
     validate_plan(_request(ready, repeats, seed), ready.measurer, forecaster, folder, tell=tell)
     return rebuild(folder)

@@ -29,7 +29,18 @@ from hrm.validation.trace_fit import Seconds, TraceFit, fit_efficiency
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Simulator", "fit_trace", "print_trace_fit"]
+__all__ = ["Simulator", "fit_trace", "print_trace_fit", "records_for"]
+
+CAPACITIES = (
+    "gpu.memory",
+    "gpu.usable_memory",
+    "gpu.context",
+    "cpu.memory",
+    "cpu.reserved",
+    "cpu.lockable",
+    "disk.size",
+)
+"""Quantities that no seconds depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,6 @@ def fit_trace(
         raise InputError("the plan that was run is not said", where="--trace", way_out="--plan PLAN")
     if output is not None:
         check_file(output, f"--output: {output}")
-    records = None if judge is None else read_records(judge)
     tell("reading the trace")
     measured = read_trace(trace)
     whole, policy, document = read_plan_document(plan)
@@ -81,6 +91,7 @@ def fit_trace(
         )
     layers = measured.facts.layers
     scenario = whole if layers == whole.model.n_layers else truncated(whole, layers)
+    records = None if judge is None else records_for(judge, scenario.profile)
     graph = schedule_graph(Layout(scenario, policy), measured.facts.schedule, measured.steps)
     tell("fitting")
     found = fit_efficiency(
@@ -160,6 +171,33 @@ def _summary(ratios: list[float]) -> dict[str, float] | None:
         "median_ratio": median(ratios),
         "spread": max(ratios) / min(ratios) - 1.0,
     }
+
+
+def records_for(folder: Path, profile: HardwareProfile) -> Records:
+    """Records to judge a fit by; shares of the peaks of another machine would mean nothing for them.
+
+    Raises
+    ------
+    InputError
+        They are none, or of a plan for other rates.
+    """
+    records = read_records(folder)
+    there = _peaks_of(_scenario_of(records).profile)
+    here = _peaks_of(profile)
+    differing = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key))
+    if differing:
+        raise InputError(
+            f"is of a plan for another machine: {differing[0]} differs",
+            where=f"--judge: {folder}",
+            way_out="records of a plan for the same profile",
+        )
+    return records
+
+
+def _peaks_of(profile: HardwareProfile) -> dict[str, float]:
+    """All rates of a profile: neither shares of them, nor room."""
+    left_out = (*CAPACITIES, *(key for key in profile.quantities if key.startswith("efficiency.")))
+    return {key: each.value for key, each in profile.quantities.items() if key not in left_out}
 
 
 def _same_policy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

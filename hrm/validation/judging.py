@@ -61,7 +61,11 @@ def build_document(records: Records) -> dict[str, Any]:
     if not counted or counted[0].candidate.name != CHOSEN:
         reasons = "; ".join(dict.fromkeys(each.reason for each in every)) or "none was measured to the end"
         raise InputError(f"no policy counts: {reasons}", where=str(records.folder), way_out="runs that are not paced")
-    noise = _noise(records, every, seed)
+    if not any(each.candidate.name == AGAIN for each in counted):
+        fact = "was stopped before the plan had run for the second time in its turn"
+        raise InputError(fact, where=str(records.folder), way_out="hrm validate run once more, to the end")
+    repeats = min(len(each.runs) for each in counted)  # one that was stopped has fewer than were asked for
+    noise = _noise(records, every, repeats, seed)
     near = [index for index, each in enumerate(counted) if in_neighbourhood(each.candidate)]
     used = {metric: float(noise[metric]["used"]) for metric in ORDERED}
     scores = {name: _scores(name, counted, near, used, seed) for name in PREDICTORS}
@@ -72,7 +76,7 @@ def build_document(records: Records) -> dict[str, Any]:
         regret,
         [row for row in policies if row["counted"]],
         noise=used,
-        repeats=int(predictions["repeats"]),
+        repeats=repeats,
         near=len(near),
         alike=_alike(counted, used[THROUGHPUT]),
         seed=seed,
@@ -84,7 +88,7 @@ def build_document(records: Records) -> dict[str, Any]:
         "predictions_sha256": records.predictions_hash,
         "noise": noise,
         "policies": policies,
-        "lacking": predictions["lacking"],
+        "lacking": {**predictions["lacking"], **_not_reached(records, every)},
         "scores": scores,
         "regret": regret,
         "ops": _by_kind(counted, "ops"),
@@ -137,6 +141,13 @@ def _measured(records: Records) -> list[_Measured]:
     return found
 
 
+def _not_reached(records: Records, every: Sequence[_Measured]) -> dict[str, str]:
+    """Policies that were chosen and predicted, and never ran."""
+    measured = {each.candidate.name for each in every}
+    names = [str(row["name"]) for row in records.predictions["candidates"]]
+    return {name: "the validation was stopped before its turn came" for name in names if name not in measured}
+
+
 def _not_counted(candidate: Candidate, setup: Mapping[str, Any]) -> str:
     """Why a policy counts in no figure of accuracy; empty where it does."""
     if setup["paced"]:
@@ -146,10 +157,9 @@ def _not_counted(candidate: Candidate, setup: Mapping[str, Any]) -> str:
     return ""
 
 
-def _noise(records: Records, every: Sequence[_Measured], seed: int) -> dict[str, Any]:
+def _noise(records: Records, every: Sequence[_Measured], repeats: int, seed: int) -> dict[str, Any]:
     """Of latency and throughput: all policies between their repeats, and the plan against itself."""
     before = float(records.predictions["noise"])
-    repeats = int(records.predictions["repeats"])
     plan, again = (next(each for each in every if each.candidate.name == name) for name in (CHOSEN, AGAIN))
     found: dict[str, Any] = {"before": before}
     for metric in ORDERED:
@@ -341,8 +351,7 @@ def _spread(
 
 def _regret(counted: Sequence[_Measured], seed: int) -> dict[str, Any]:
     """The plan against the fastest measured; batches larger than the plan's are none it could have chosen."""
-    size = counted[0].candidate.policy.batch_size
-    able = [each for each in counted if each.candidate.policy.batch_size <= size]
+    able = _able(counted)
     chosen = [index for index, each in enumerate(able) if each.candidate.name in (CHOSEN, AGAIN)]
     found = regret_of([each.values(THROUGHPUT) for each in able], chosen=chosen, seed=seed)
     return {
@@ -354,11 +363,18 @@ def _regret(counted: Sequence[_Measured], seed: int) -> dict[str, Any]:
     }
 
 
+def _able(counted: Sequence[_Measured]) -> list[_Measured]:
+    """The plan, and those that it is held against for its regret."""
+    size = counted[0].candidate.policy.batch_size
+    return [each for each in counted if each.candidate.policy.batch_size <= size]
+
+
 def _alike(counted: Sequence[_Measured], noise: float) -> int:
-    """Policies about as fast as the plan: among so many noise decides which is measured fastest."""
+    """The plan, and those of its regret that are about as fast: among so many noise decides which is fastest."""
     chosen = median(counted[0].values(THROUGHPUT))
     least = least_difference(noise, len(counted[0].runs))
-    return sum(abs(median(each.values(THROUGHPUT)) / chosen - 1.0) <= least for each in counted)
+    others = [each for each in _able(counted) if each.candidate.name not in (CHOSEN, AGAIN)]
+    return 1 + sum(abs(median(each.values(THROUGHPUT)) / chosen - 1.0) <= least for each in others)
 
 
 def _contexts(every: Sequence[_Measured], simulated: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -92,6 +92,12 @@ def validate_plan(
         raise InputError(
             f"{request.repeats} repeats", where="--repeats", way_out="2 or more: one says nothing of noise"
         )
+    if request.pricer.scenario.workload.generation_length < 2:
+        raise InputError(
+            "one token is generated, and prefill gives it: there is no decode to measure",
+            where="hrm validate run",
+            way_out="a plan with --gen-len 2 or more",
+        )
     pricer = request.pricer
     policy = settled(pricer.scenario, request.policy)
     why = pricer.why_not(policy, request.schedule)

@@ -30,13 +30,16 @@ from hrm.validation.forecasts import file_hash
 
 __all__ = [
     "HASH_FILE",
+    "PLANS",
     "PREDICTIONS_FILE",
     "SETUP_FILE",
     "RawPiece",
     "Records",
+    "holds_records",
     "piece_document",
     "read_json",
     "read_records",
+    "remove_records",
     "write_json",
     "write_run",
 ]
@@ -46,6 +49,9 @@ SETUP_FILE, PREDICTIONS_FILE, HASH_FILE, RUNS = "setup.json", "predictions.json"
 WAY_OUT = "a folder that hrm validate wrote"
 KINDS = {"run": "hrm validate run", "memory": "hrm validate memory"}
 """By kind, as ``setup.json`` has it: the command that wrote the folder."""
+
+PLANS = "plans"
+"""Folder of the plans of `hrm validate memory`, in that of its records."""
 
 NANO = 1e-9
 
@@ -167,6 +173,34 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError("is not the JSON it should be", where=str(path), way_out=WAY_OUT)
     return found
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a validation wrote the setup that is in a folder: other programs have a setup.json too."""
+    path = folder / SETUP_FILE
+    try:
+        found = read_json(path) if path.is_file() else {}
+    except InputError:
+        return False
+    ours = "plan" in found or found.get("kind") == "memory"
+    return ours and {"format", "layers_of_model"} <= found.keys()
+
+
+def remove_records(folder: Path) -> None:
+    """Remove what a validation wrote; whatever else lies in its folder stays.
+
+    Raises
+    ------
+    InputError
+        A file cannot be removed.
+    """
+    try:
+        for name in (SETUP_FILE, PREDICTIONS_FILE, HASH_FILE):
+            (folder / name).unlink(missing_ok=True)
+        for path in [*(folder / RUNS).glob("*.json.gz"), *(folder / PLANS).glob("*-MiB.json")]:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"cannot be removed: {error.strerror or error}", where=str(error.filename or folder)) from None
 
 
 def read_records(folder: Path, kind: Literal["run", "memory"] = "run") -> Records:

@@ -79,9 +79,9 @@ class JobFile:
             greedy = source["sampling"]["temperature"] == before["sampling"]["temperature"] == 0.0
             if mine != other and not (key == "seed" and greedy):  # no seed matters to the likeliest token
                 raise InputError(
-                    f"{option} is {mine:g}, of {many} it was {other:g}",
+                    f"{option} is {_number(mine)}, of {many} it was {_number(other)}",
                     where=where,
-                    way_out=f"{option} {other:g}; or another --output",
+                    way_out=f"{option} {_number(other)}; or another --output",
                 )
 
     def check_requests(self, requests: Sequence[JobRequest], output: OutputFile) -> None:
@@ -204,6 +204,12 @@ def digest_tokens(tokens: Sequence[int]) -> str:
 
 def _digest(data: bytes, size: int = 16) -> str:
     return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+def _number(value: float) -> str:
+    """So short that it is still the same number: it is to be typed again."""
+    short = f"{value:g}"
+    return short if isinstance(value, float) and float(short) == value else f"{value}"
 
 
 def _key(name: str | int) -> str:

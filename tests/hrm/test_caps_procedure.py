@@ -150,7 +150,9 @@ def test_every_turn_has_every_point_that_has_a_plan_once_in_an_order_of_its_own(
 ) -> None:
     document, fake = done
     names = [point["name"] for point in document["points"] if point["status"] != "infeasible"]
-    turns = [[name for name, _ in fake.seen][start : start + len(names)] for start in range(0, 3 * len(names), len(names))]
+    turns = [
+        [name for name, _ in fake.seen][start : start + len(names)] for start in range(0, 3 * len(names), len(names))
+    ]
     assert len(names) == 4
     assert all(sorted(turn) == sorted(names) for turn in turns)
     assert len({tuple(turn) for turn in turns}) > 1

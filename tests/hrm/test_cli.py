@@ -254,6 +254,21 @@ def test_even_a_bug_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("plan", "--hw", f"{'a' * 300}.yaml", "--model", "dbrx"),
+        ("plan", "--hw", "t4", "--model", "dbrx", "-o", f"{'a' * 300}.json"),
+        ("hardware", "check", f"{'a' * 300}.yaml"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_wrong_input(options: tuple[str, ...]) -> None:
+    outcome = run(*options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "aaa" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
 # Files of a person's own
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from hrm.validation.candidates import Candidate, Pricer, as_run
 from hrm.validation.choice import choose_candidates
 from hrm.validation.command import check_verdict, rebuild
 from hrm.validation.forecasts import file_hash, forecast_of
+from hrm.validation.noise import tightest_regret
 from hrm.validation.procedure import Forecaster, Request, estimate_seconds, predict_candidates, validate_plan
-from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE
+from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE, read_json
 from hrm.workload import uniform_workload
 
 ROOMY = HostFacts(torch="cpu", gpus=(), cpu_bytes=1e15, lockable_bytes=1e15, disk_bytes=1e15)
@@ -253,3 +256,46 @@ def test_eq_12_leaves_out_what_it_does_not_describe(scenario: Scenario) -> None:
         )
         assert plan[name]["layer_latency_s"] == pytest.approx(plan[name]["decode_s"] / (3 * batch.model.n_layers))
     assert plan["eq12_rates"]["layer_latency_s"] > plan["eq12_peaks"]["layer_latency_s"]
+
+
+def stopped(done: tuple[Path, Fake], folder: Path, keep: Callable[[str, int], bool]) -> Path:
+    """Records of a validation that was stopped: only some of its runs (policy, repeat) are there."""
+    shutil.copytree(done[0], folder)
+    for path in (folder / "runs").glob("[0-9]*.json.gz"):
+        run = read_json(path)
+        if not keep(run["candidate"], run["repeat"]):
+            path.unlink()
+    return folder
+
+
+def test_a_validation_that_was_stopped_says_what_it_did_not_reach(done: tuple[Path, Fake], tmp_path: Path) -> None:
+    found = rebuild(stopped(done, tmp_path / "stopped", lambda name, repeat: name != "mu down" and repeat < 2))
+    assert "mu down" not in {row["name"] for row in found["policies"]}
+    assert found["lacking"]["mu down"] == "the validation was stopped before its turn came"
+    noise = found["noise"]["layer_latency_s"]
+    assert noise["of_a_median"] == noise["used"]  # two runs each, of the three that were asked for
+
+
+def test_a_validation_that_was_stopped_before_the_second_copy_of_the_plan_is_refused(
+    done: tuple[Path, Fake], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="was stopped before the plan had run for the second time"):
+        rebuild(stopped(done, tmp_path / "stopped", lambda name, _: name != "chosen again"))
+
+
+def test_a_plan_of_one_token_is_refused(scenario: Scenario, tmp_path: Path) -> None:
+    one = replace(scenario, workload=uniform_workload(128, 1, num_requests=64))
+    with pytest.raises(InputError, match="there is no decode to measure"):
+        validate_plan(request_of(one), Fake(tmp_path), FORECASTER, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_noise_decides_about_regret_only_among_policies_that_it_is_of(done: tuple[Path, Fake]) -> None:
+    # The measurer gives every policy the same throughput but `mu down`; the plan counts once, larger batches never.
+    rows = [row for row in rebuild(done[0])["policies"] if row["counted"]]
+    able = [row for row in rows if row["policy"]["batch_size"] <= PLAN.batch_size]
+    assert len(able) < len(rows)
+    names = {row["name"] for row in able} - {"mu down", "chosen again"}
+    repeats, noise = 3, rebuild(done[0])["noise"]["throughput_tokens_per_s"]["used"]
+    (bar,) = [bar for bar in rebuild(done[0])["bars"] if bar["name"] == "regret of the plan"]
+    assert bar["tightest"] == tightest_regret(noise, repeats, len(names), seed=0)

@@ -11,15 +11,18 @@ from hrm.errors import InputError
 from hrm.schedules import Steps
 from hrm.trace import Span
 from hrm.trace_names import parse_lane, parse_task
+from hrm.validation.command import check_outputs
 from hrm.validation.forecasts import write_forecasts
 from hrm.validation.measures import measure_run
 from hrm.validation.records import (
     HASH_FILE,
     PREDICTIONS_FILE,
     SETUP_FILE,
+    holds_records,
     piece_document,
     pieces_of,
     read_records,
+    remove_records,
     write_json,
     write_run,
 )
@@ -123,3 +126,22 @@ def test_a_run_that_is_no_json_is_refused_by_name(tmp_path: Path) -> None:
     (folder / "runs" / "001-any.json.gz").write_bytes(b"\x1f\x8bnothing")
     with pytest.raises(InputError, match=r"001-any\.json\.gz"):
         read_records(folder)
+
+
+def test_only_what_a_validation_wrote_is_removed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "runs" / "mine.txt").write_text("mine", encoding="utf-8")
+    (folder / "thesis").mkdir()
+    remove_records(folder)
+    left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    assert left == ["runs", "runs/mine.txt", "thesis"]
+
+
+def test_the_setup_of_another_program_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / SETUP_FILE).write_text('{"format": 1, "name": "mine"}', encoding="utf-8")
+    assert not holds_records(tmp_path)
+    with pytest.raises(InputError, match="holds something else"):
+        check_outputs(tmp_path, None, None)
+    write_json(tmp_path / SETUP_FILE, {"format": 1, "layers_of_model": 2, "plan": {}})
+    assert holds_records(tmp_path)
+    check_outputs(tmp_path, None, None)

@@ -69,6 +69,8 @@ def flip_a_value(folder: Path) -> None:
         (Sampling(temperature=0.5, top_p=0.9, seed=4), "--temperature is 0.5, of its 5 results it was 1 "),
         (Sampling(temperature=1.0, seed=4), "--top-p is 1, of its 5 results it was 0.9"),
         (Sampling(), "--temperature is 0, of its 5 results it was 1"),
+        (Sampling(temperature=1.0, top_p=0.9, seed=1234567), r"--seed is 1234567, of its 5 results it was 4 "),
+        (Sampling(temperature=0.1234567, top_p=0.9, seed=4), "--temperature is 0.1234567, of its 5 results it was 1 "),
     ],
 )
 def test_another_way_of_sampling_is_refused(place: Path, tmp_path: Path, sampling: Sampling, said: str) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from command import plan_of, refused
+from command import plan_of, refused, run
 
 from hrm.errors import InputError
 from hrm.graph import Lane, LaneKind, TaskGraph
 from hrm.layout import Layout
+from hrm.plans import read_plan_document
 from hrm.policy import Policy
 from hrm.profile import Efficiency, HardwareProfile
-from hrm.profile_files import dump_profile
+from hrm.profile_files import dump_profile, with_overrides
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario
 from hrm.schedules import Steps, schedule_graph
 from hrm.trace import Span, Trace
+from hrm.validation.fitting import records_for
+from hrm.validation.forecasts import write_forecasts
+from hrm.validation.records import HASH_FILE, PREDICTIONS_FILE, SETUP_FILE, write_json, write_run
 from hrm.validation.trace_fit import TraceFit, fit_efficiency
 from hrm.workload import uniform_workload
 from simulator.durations import roofline_durations
@@ -129,3 +134,19 @@ def test_the_profile_says_where_its_shares_come_from(fitted: TraceFit) -> None:
 )
 def test_options_of_the_two_ways_of_fitting_do_not_mix(options: tuple[str, ...], said: str) -> None:
     assert said in refused("fit", *options)
+
+
+def test_a_fit_is_judged_only_by_records_of_the_same_rates(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    sizes = ("--prompt-len", 32, "--gen-len", 4, "--requests", 32, "--micro-batch", 16)
+    assert run("plan", "--hw", "l4", "--model", "olmoe-1b-7b", *sizes, "-o", plan).code == 0
+    scenario, _, document = read_plan_document(plan)
+    layers = scenario.model.n_layers
+    write_json(tmp_path / SETUP_FILE, {"format": 1, "layers": layers, "layers_of_model": layers, "plan": document})
+    noted = write_forecasts({"candidates": []}, tmp_path / PREDICTIONS_FILE)
+    (tmp_path / HASH_FILE).write_text(noted, encoding="utf-8")
+    write_run(tmp_path, "000-any", {"order": 0, "predictions_sha256": noted})
+    more = with_overrides(scenario.profile, {"cpu.memory": "900 GB", "efficiency.link": "50 %"})
+    assert records_for(tmp_path, more).predictions_hash == noted
+    with pytest.raises(InputError, match=r"another machine: cpu\.bandwidth differs"):
+        records_for(tmp_path, with_overrides(scenario.profile, {"cpu.bandwidth": "1 GB/s"}))
