@@ -85,7 +85,7 @@ def _point(point: Mapping[str, Any], records: Records, seed: int) -> dict[str, A
     }
     runs = [run for run in records.runs if run["candidate"] == point["name"]]
     statuses = [run["status"] for run in runs]
-    found["status"] = next((status for status in ("broken", "failed") if status in statuses), "held")
+    found["status"] = next((status for status in ("broken", "failed", "held") if status in statuses), "not run")
     found["reason"] = next((run["reason"] for run in runs if run["status"] != "held"), "")
     rates = []
     for run in runs:
@@ -144,6 +144,7 @@ def _verdict(document: Mapping[str, Any]) -> dict[str, Any]:
     measured, simulated = document["matched"]["measured"], document["matched"]["simulated"]
     broken = [point["name"] for point in document["points"] if point["status"] == "broken"]
     failed = [point["name"] for point in document["points"] if point["status"] == "failed"]
+    lacking = [point["name"] for point in document["points"] if point["status"] == "not run"]
     first, second = document["schedules"]
     claim = "not tested"
     if not measured["matched"]:
@@ -179,6 +180,8 @@ def _verdict(document: Mapping[str, Any]) -> dict[str, Any]:
         said += f"; broke their cap: {', '.join(broken)}"
     if failed:
         said += f"; failed: {', '.join(failed)}"
+    if lacking:
+        said += f"; stopped, not run: {', '.join(lacking)}"
     return {"sentence": f"{said}.", "claim": claim, "broken": broken, "failed": failed}
 
 

@@ -55,7 +55,7 @@ def _row(point: Mapping[str, Any]) -> list[str]:
         number_text(predicted["full"]),
         "" if memory is None else f"{memory['peak_bytes'] / GIB:.3f}",
         f"{point['limit_bytes'] / GIB:.3f}",
-        {"held": "held", "broken": "BROKE ITS CAP", "failed": "FAILED"}[point["status"]]
+        {"held": "held", "broken": "BROKE ITS CAP", "failed": "FAILED", "not run": "not run"}[point["status"]]
         + (f": {point['reason']}" if point["reason"] else ""),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def study() -> Study:
 
 
 def own_plan(scenario: Scenario, max_hours: float, schedule: str, why_not: Callable[[Policy], str]) -> Policy:
-    found = find_policy(scenario, Pins(attention_on_gpu=schedule == "s4"), max_hours=max_hours, explain=False).policy
+    found = find_policy(scenario, Pins(attention_on_gpu=schedule == "s4"), max_hours=max_hours).policy
     assert why_not(settled(scenario, found)) == ""
     return settled(scenario, found)
 
@@ -214,6 +215,22 @@ def test_runs_that_break_their_cap_are_shown_count_in_no_curve_and_end_with_thei
     assert caught.value.exit_code == 4
 
 
+def test_a_measurement_that_was_stopped_is_judged_by_the_runs_it_has(
+    done: tuple[dict[str, Any], Fake], tmp_path: Path
+) -> None:
+    document, fake = done
+    copy = shutil.copytree(fake.folder, tmp_path / "stopped")
+    name = f"s4 {CAPS[2] / 2**20:.0f} MiB"
+    for path in copy.glob(f"runs/*{name.lower().replace(' ', '-')}*"):
+        path.unlink()
+    found = build_memory_document(read_records(copy, "memory"))
+    assert {point["status"] for point in found["points"] if point["name"] == name} == {"not run"}
+    rest = [point for point in document["points"] if point["name"] != name]
+    assert [point for point in found["points"] if point["name"] != name] == rest
+    assert found["verdict"]["sentence"].endswith(f"not run: {name}.")
+    assert render_caps_page(found)
+
+
 def test_a_turn_in_which_everything_fails_is_the_last(study: Study, tmp_path: Path) -> None:
     names = frozenset(f"{schedule} {cap / 2**20:.0f} MiB" for schedule in SPEED for cap in CAPS)
     with pytest.raises(InputError, match="no run succeeded: ended with 1: no reason"):
@@ -245,7 +262,7 @@ def test_caps_are_chosen_from_the_least_a_plan_fits_in_to_the_most_one_takes(stu
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("1GiB", "1 caps"), ("1GiB,1GiB", "there twice"), ("1GiB,2", "is not a size"), ("", "is not a size")],
+    [("1GiB", "1 caps"), ("1GiB,1GiB", "there twice"), ("1GiB,2", "has no unit"), ("", "--caps")],
 )
 def test_caps_that_are_none_are_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
