@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hrm.cli_options import Json
+from hrm.cli_options import (
+    ComputeDtype,
+    GenerationLength,
+    Json,
+    KvDtype,
+    MaxHours,
+    Overrides,
+    Padded,
+    PromptFile,
+    PromptLength,
+    Requests,
+    WeightsDtype,
+    WorkloadName,
+    check_hours,
+    complete_hardware,
+    complete_model,
+    load_scenario,
+    load_workload_options,
+)
 from hrm.cli_running import runtime_for
 from hrm.errors import InputError
 from hrm.terminal import Progress, print_json, print_screen, say
 
+if TYPE_CHECKING:
+    from hrm.scenario import Scenario
+
 __all__ = ["fit_constants", "validate_app"]
 
-validate_app = typer.Typer(help="Predictions beside measurements: published, layer, run.", no_args_is_help=True)
+validate_app = typer.Typer(help="Predictions beside measurements: published, layer, run, memory.", no_args_is_help=True)
 
 
 @validate_app.command("published")
@@ -183,6 +204,112 @@ def validate_run(
             return open_bench(*arguments, **named)
 
         found = run_validation(options, forecaster(), bench, tell or (lambda _: None))
+    print_json(found.document) if json_ else print_screen(found.show)
+    found.say_saved(say)
+    found.check()
+
+
+@validate_app.command("memory")
+def validate_memory(
+    hw: Annotated[
+        str | None,
+        typer.Option(help="Hardware profile, as of hrm plan; none with --from.", autocompletion=complete_hardware),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="As of hrm plan; default: that of --model-dir.", autocompletion=complete_model)
+    ] = None,
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
+    ] = False,
+    layers: Annotated[int | None, typer.Option(metavar="K", help="Plan and run only the first K layers.")] = None,
+    caps: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="CPU memory of the process, with commas: 1GiB,1.5GiB,...")
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(help="So many caps, from the least to the most that a plan takes; default: 6.")
+    ] = None,
+    workload: WorkloadName = None,
+    prompt_len: PromptLength = None,
+    gen_len: GenerationLength = None,
+    prompts: PromptFile = None,
+    padded: Padded = False,
+    requests: Requests = 10_000,
+    max_hours: MaxHours = 24.0,
+    weights_dtype: WeightsDtype = None,
+    kv_dtype: KvDtype = None,
+    compute_dtype: ComputeDtype = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Runs of each schedule under each cap, in random order; default: 3.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
+    ] = None,
+    disk_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where what a plan has on disk lies; default: /tmp.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where plans, predictions and raw spans go; default: memory-validation."),
+    ] = None,
+    rebuild_from: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Measure nothing: the report again from its records.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure nothing: plans, predictions, how long it would take.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figure: a PNG or SVG file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the order, random weights and prompts.")] = 0,
+    set_: Overrides = None,
+    json_: Json = False,
+) -> None:
+    """Measure cgopipe and s4, each at its best plan, under caps of CPU memory: how much less does one need?"""
+    from hrm.model_files import find_config
+    from hrm.validation.caps_run import MemoryOptions, run_memory_validation
+
+    options = MemoryOptions(
+        model_dir=model_dir,
+        random_weights=random_weights,
+        layers=layers,
+        caps=caps,
+        points=points,
+        max_hours=max_hours,
+        repeats=repeats,
+        device=device,
+        disk_dir=disk_dir,
+        records=records,
+        rebuild_from=rebuild_from,
+        dry_run=dry_run,
+        report=report,
+        plot=plot,
+        output=output,
+        seed=seed,
+    )
+    scenario: Scenario | None = None
+    document: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    named = model or (None if model_dir is None else str(model_dir))
+    if hw is not None and named is not None:
+        check_hours(max_hours)
+        config = find_config(named)
+        work, notes = load_workload_options(workload, prompt_len, gen_len, prompts, padded, requests)
+        scenario = load_scenario(hw, set_, config, work, weights_dtype, kv_dtype, compute_dtype)
+        document = {"name": scenario.model.name, "config": config["values"]}
+    with Progress(json_, "planning") as tell:
+        from simulator.cap_plans import cap_theory
+
+        def bench(*arguments: Any, **named: Any) -> Any:
+            with runtime_for("hrm validate memory"):
+                from runtime.validation.capped_bench import open_capped_bench
+            return open_capped_bench(*arguments, **named)
+
+        found = run_memory_validation(options, scenario, document, notes, cap_theory(), bench, tell or (lambda _: None))
     print_json(found.document) if json_ else print_screen(found.show)
     found.say_saved(say)
     found.check()

@@ -282,6 +282,11 @@ def test_options_of_a_measured_validation_are_documented() -> None:
     assert options_of("validate run") == documented
 
 
+def test_options_of_a_memory_validation_are_documented() -> None:
+    documented = {word for row in tables(CLI)["option | in a memory validation"] for word in code_words(row[0])}
+    assert options_of("validate memory") == documented
+
+
 def test_fit_options_and_keys_are_documented() -> None:
     rows = tables(CLI)
     assert options_of("fit") == {word for row in rows["option | in a fit"] for word in code_words(row[0])}

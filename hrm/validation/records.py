@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hrm.errors import InputError
 from hrm.graph import Lane, TaskId
@@ -30,6 +30,7 @@ from hrm.validation.forecasts import file_hash
 
 __all__ = [
     "HASH_FILE",
+    "PLANS",
     "PREDICTIONS_FILE",
     "SETUP_FILE",
     "RawPiece",
@@ -45,7 +46,13 @@ __all__ = [
 
 FORMAT = 1
 SETUP_FILE, PREDICTIONS_FILE, HASH_FILE, RUNS = "setup.json", "predictions.json", "predictions.sha256", "runs"
-WAY_OUT = "a folder that hrm validate run wrote"
+WAY_OUT = "a folder that hrm validate wrote"
+KINDS = {"run": "hrm validate run", "memory": "hrm validate memory"}
+"""By kind, as ``setup.json`` has it: the command that wrote the folder."""
+
+PLANS = "plans"
+"""Folder of the plans of `hrm validate memory`, in that of its records."""
+
 NANO = 1e-9
 
 
@@ -172,9 +179,11 @@ def holds_records(folder: Path) -> bool:
     """Whether a validation wrote the setup that is in a folder: other programs have a setup.json too."""
     path = folder / SETUP_FILE
     try:
-        return path.is_file() and {"format", "layers_of_model", "plan"} <= read_json(path).keys()
+        found = read_json(path) if path.is_file() else {}
     except InputError:
         return False
+    ours = "plan" in found or found.get("kind") == "memory"
+    return ours and {"format", "layers_of_model"} <= found.keys()
 
 
 def remove_records(folder: Path) -> None:
@@ -188,25 +197,36 @@ def remove_records(folder: Path) -> None:
     try:
         for name in (SETUP_FILE, PREDICTIONS_FILE, HASH_FILE):
             (folder / name).unlink(missing_ok=True)
-        for path in (folder / RUNS).glob("*.json.gz"):
+        for path in [*(folder / RUNS).glob("*.json.gz"), *(folder / PLANS).glob("*-MiB.json")]:
             path.unlink()
     except OSError as error:
         raise InputError(f"cannot be removed: {error.strerror or error}", where=str(error.filename or folder)) from None
 
 
-def read_records(folder: Path) -> Records:
+def read_records(folder: Path, kind: Literal["run", "memory"] = "run") -> Records:
     """Read a folder of a validation, and check that its predictions are those that were hashed.
+
+    Parameters
+    ----------
+    folder : Path
+    kind : {"run", "memory"}
+        Which command wrote it.
 
     Raises
     ------
     InputError
-        A file is missing or no such file, or the predictions are not those that the runs were made after.
+        A file is missing or no such file, or another command wrote it, or the predictions are not those that the runs
+        were made after.
     """
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), way_out=WAY_OUT)
     setup = read_json(folder / SETUP_FILE)
     if setup.get("format") != FORMAT:
         raise InputError(f"format is {setup.get('format')!r:.40}", where=str(folder / SETUP_FILE), way_out=WAY_OUT)
+    found = setup.get("kind", "run")
+    if found != kind:
+        words = KINDS.get(found, "something else")
+        raise InputError(f"was written by {words}", where=str(folder), way_out=f"a folder that {KINDS[kind]} wrote")
     files = sorted((folder / RUNS).glob("*.json.gz"))
     first = _ordered(read_json(path) for path in files if path.name.startswith("aa-"))
     runs = _ordered(read_json(path) for path in files if not path.name.startswith("aa-"))

@@ -20,7 +20,7 @@ from runtime.run_command import check_model, open_weights
 from runtime.run_job import Job, choose_machine, read_job
 from runtime.validation.measurer import RuntimeMeasurer
 
-__all__ = ["Bench", "open_bench"]
+__all__ = ["Bench", "describe_machine", "open_bench", "same_machine"]
 
 LOADED_SHARE = 0.6
 """Of the memory that is free, what models may stay loaded in between their runs."""
@@ -90,24 +90,24 @@ def open_bench(
         "device": machine.kind,
         "device_name": device_name(machine),
         "emulated": machine.emulated,
-        "same_machine": _same_machine(job, machine),
+        "same_machine": same_machine(job.scenario.profile.gpu.name, machine),
         "weights": "random" if model_dir is None else model_dir.absolute().name,
-        "machine": _machine(host),
+        "machine": describe_machine(host),
         "versions": {"hrm": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
         "notes": list(notes),
     }
     return Bench(job, host, measurer, facts)
 
 
-def _same_machine(job: Job, device: Device) -> bool | None:
-    """Whether the rates of the profile are of what runs: of this GPU, or of the emulated accelerator."""
-    name = job.scenario.profile.gpu.name
+def same_machine(name: str, device: Device) -> bool | None:
+    """Whether a profile with a GPU of that name has the rates of what runs: of this GPU, or of the emulated one."""
     if device.cuda:
         return same_gpu(name, device)
     return EMULATED in name.lower()
 
 
-def _machine(host: HostFacts) -> dict[str, Any]:
+def describe_machine(host: HostFacts) -> dict[str, Any]:
+    """System, processor, memory and GPU, for a report."""
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": device_name(choose_device("cpu", cpu_only=True)),

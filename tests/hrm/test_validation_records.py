@@ -115,7 +115,7 @@ def test_a_run_of_other_predictions_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a folder that hrm validate run wrote"):
+    with pytest.raises(InputError, match="a folder that hrm validate wrote"):
         read_records(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         read_records(tmp_path / "none")
