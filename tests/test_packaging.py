@@ -101,7 +101,7 @@ def test_metadata_names_version_licence_python_and_command(wheel: Path) -> None:
     assert metadata["Version"] == hrm.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra")) == {"runtime", "notebooks", "benchmarks", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"runtime", "notebooks", "benchmarks", "docs", "dev"}
     assert "hrm = hrm.cli:main" in entry_points
     assert "Version 2.0, January 2004" in licence and "END OF TERMS AND CONDITIONS" in licence
 
@@ -184,7 +184,8 @@ def test_packages_import_only_what_they_declare() -> None:
 def test_tests_and_benchmarks_import_only_what_their_extras_install() -> None:
     own = {path.stem for folder in ("tests", "benchmarks", "docs", "scripts") for path in (ROOT / folder).rglob("*.py")}
     allowed = modules_of(PROJECT["dependencies"]) | modules_of(EXTRAS["dev"]) | {"hrm", "simulator", "runtime"} | own
-    assert imported_modules("tests", "docs") <= allowed
+    assert imported_modules("tests") <= allowed
+    assert imported_modules("docs") <= allowed | modules_of(EXTRAS["docs"])
     assert imported_modules("benchmarks") <= allowed | modules_of(EXTRAS["benchmarks"]) | {"benchmarks"}
 
 

@@ -24,7 +24,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 HELP = {"-h", "--help"}  # every command has them, and no parameter says so
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 
 
 def run_hrm(*arguments: str) -> str:
@@ -170,11 +172,24 @@ def test_every_module_of_the_runtime_has_its_place_in_the_tree() -> None:
     assert named == {path.stem for path in (ROOT / "runtime").rglob("*.py")} - {"__init__"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        if not target.startswith("https://"):
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        name, _, place = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        if place and file.suffix == ".md":
+            assert place in places_of(file), target
+
+
+def places_of(page: Path) -> set[str]:
+    """Where a link may lead in a page: its headings, as GitHub names them, and its labels."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+    return {*words, *re.findall(r"^\(([\w-]+)\)=$", text, flags=re.MULTILINE)}
 
 
 def test_every_name_of_the_nomenclature_exists() -> None:
@@ -217,6 +232,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
     known = {option for command in commands for option in options_of(command)} | negations | HELP
     others = {"--runs", "--pair", "--query-gpu", "--format"}  # of benchmarks/speed.py and nvidia-smi
     others |= {"--out", "--minutes"}  # of scripts/gpu_check.py
+    others |= {"--check", "--short"}  # of ruff and git
     for page in PAGES:
         text = re.sub(
             r"<!-- screen -->.*?<!-- end of screen -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL

@@ -11,30 +11,27 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-INK, PALE = "#1f2933", "#8a949e"
+INK = "#1f2933"
 INPUT, STEP, RESULT = "#dbeafe", "#fef3c7", "#d1fae5"
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, title: str, text: str, colour: str) -> None:
-    """A rounded box with a bold first line; dashed and pale where `colour` is empty (not there yet)."""
-    coming = not colour
+    """A rounded box with a bold first line."""
     axes.add_patch(
         FancyBboxPatch(
             (x, y),
             width,
             height,
             boxstyle="round,pad=0,rounding_size=0.12",
-            facecolor=colour or "white",
-            edgecolor=PALE if coming else INK,
+            facecolor=colour,
+            edgecolor=INK,
             linewidth=1.1,
-            linestyle=(0, (4, 3)) if coming else "solid",
         )
     )
-    ink = "#5b6670" if coming else INK
     lines = text.count("\n") + 1
     middle, step = y + height / 2, 0.235
     top = middle + step * lines / 2
-    axes.text(x + width / 2, top, title, ha="center", va="center", fontsize=11, fontweight="bold", color=ink)
+    axes.text(x + width / 2, top, title, ha="center", va="center", fontsize=11, fontweight="bold", color=INK)
     axes.text(
         x + width / 2,
         top - step * (lines + 1) / 2,
@@ -42,12 +39,12 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, title: str,
         ha="center",
         va="center",
         fontsize=9.2,
-        color=ink,
+        color=INK,
         linespacing=1.35,
     )
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, coming: bool = False) -> None:
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     """An arrow between two boxes."""
     axes.add_patch(
         FancyArrowPatch(
@@ -57,9 +54,8 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, c
             mutation_scale=13,
             shrinkA=2,
             shrinkB=2,
-            color=PALE if coming else INK,
+            color=INK,
             linewidth=1.3,
-            linestyle=(0, (4, 3)) if coming else "solid",
         )
     )
 
@@ -81,8 +77,8 @@ def draw(path: Path) -> None:
     box(axes, 3.35, 0.46, 2.35, 1.58, "memory", "peak bytes per level\nand phase, as named\nterms", STEP)
     box(axes, 6.3, 1.44, 2.0, 1.58, "search", "mixed-integer\nprogram, bounds,\nproven gap", STEP)
     box(axes, 8.95, 1.44, 2.1, 1.58, "plan", "policy, prediction,\nbottleneck, memory,\nwhat would help", RESULT)
-    box(axes, 8.95, 3.42, 2.1, 0.74, "simulate", "not yet", "")
-    box(axes, 8.95, 0.14, 2.1, 0.74, "run, measure", "not yet", "")
+    box(axes, 8.95, 3.42, 2.1, 0.74, "simulate", "every task in SimPy", RESULT)
+    box(axes, 8.95, 0.14, 2.1, 0.74, "run, measure", "every task with tensors", RESULT)
 
     for y in (3.51, 2.23, 0.95):  # every input counts for both: they meet on one line
         axes.plot((2.65, 3.0), (y, y), color=INK, linewidth=1.3)
@@ -92,8 +88,8 @@ def draw(path: Path) -> None:
     arrow(axes, (5.7, 3.21), (6.3, 2.53))
     arrow(axes, (5.7, 1.25), (6.3, 1.93))
     arrow(axes, (8.3, 2.23), (8.95, 2.23))
-    arrow(axes, (10.0, 3.02), (10.0, 3.42), coming=True)
-    arrow(axes, (10.0, 1.44), (10.0, 0.88), coming=True)
+    arrow(axes, (10.0, 3.02), (10.0, 3.42))
+    arrow(axes, (10.0, 1.44), (10.0, 0.88))
 
     figure.savefig(path, facecolor="white", metadata={"Date": None})
     plt.close(figure)
