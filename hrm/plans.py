@@ -167,10 +167,13 @@ class Plan(Shown):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """80 % interval of the throughput, from the errors of the published rows [token/s]; None for Eq. 12's."""
+        """80 % interval of the throughput, from the errors of the published rows [token/s].
+
+        None for Eq. 12's, and where the accelerator is emulated: those rows say nothing of such a machine.
+        """
         from hrm.published.intervals import interval_of  # only where it is asked for: it reads a file
 
-        if self.inputs.cost_model == "paper":
+        if self.inputs.cost_model == "paper" or self.scenario.profile.gpu.host_cores:
             return None
         return interval_of(self.prediction.throughput_tokens_per_s, self.calibrated)
 

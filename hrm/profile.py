@@ -198,7 +198,8 @@ class Efficiency:
     """Calibrated shares of the peaks [1], and one overhead [s]. All 1 and 0: work from peaks.
 
     `gpu_overlap` is the share of the shorter of computation and memory access of a GPU operator that hides behind the
-    longer: 1 is the roofline (Eq. 8), 0 adds both up. `gpu_attention` takes the place of `gpu_bandwidth` for
+    longer: 1 is the roofline (Eq. 8), 0 adds both up; `cpu_overlap` is that of a CPU operator, attention apart, whose
+    rate is that of its bytes. `gpu_attention` takes the place of `gpu_bandwidth` for
     attention in decode; None: the same.
     """
 
@@ -211,6 +212,7 @@ class Efficiency:
     staging: float = 1.0
     cpu_attention: float = 1.0
     cpu_flops: float = 1.0
+    cpu_overlap: float = 1.0
     overhead_per_micro_batch_s: float = 0.0
 
 

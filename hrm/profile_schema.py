@@ -130,6 +130,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     **_efficiency("staging"),
     **_efficiency("cpu_attention"),
     **_efficiency("cpu_flops"),
+    "efficiency.cpu_overlap": Field(kind="share", optional=True, zero=True),
     "efficiency.overhead_per_micro_batch": Field(kind="time", optional=True, zero=True),
 }
 """Every quantity by its dotted key."""

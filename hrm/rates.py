@@ -1,8 +1,8 @@
 """Rates: where Work meets a profile and becomes seconds.
 
-The roofline (Eq. 8): an operator takes max(FLOPs / peak, bytes / bandwidth), on a GPU plus what of the shorter does not
-hide behind the longer (`efficiency.gpu_overlap`). The GPUs of a tensor-parallel group
-act as one with their peaks added up; the link does too, up to what the host gives all of them together.
+The roofline (Eq. 8): an operator takes max(FLOPs / peak, bytes / bandwidth), plus what of the shorter does not hide
+behind the longer (`efficiency.gpu_overlap`, `efficiency.cpu_overlap`). The GPUs of a tensor-parallel group act as one
+with their peaks added up; the link does too, up to what the host gives all of them together.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Rates:
         GPU to GPU, each way; None = through the host.
     host_memory_bytes_per_s : float or None
         Host memory for cores and copies together; None = `cpu_bytes_per_s` [byte/s].
+    cpu_overlap : float
+        As `gpu_overlap`, for operators of the CPU other than attention.
     gpu_attention_bytes_per_s : float or None
         GPU memory as attention in decode reaches it; None = `gpu_bytes_per_s` [byte/s].
     """
@@ -83,6 +85,7 @@ class Rates:
     overhead_s: float
     all_reduce_bytes_per_s: float | None
     host_memory_bytes_per_s: float | None = None
+    cpu_overlap: float = 1.0
     gpu_attention_bytes_per_s: float | None = None
 
     @property
@@ -108,9 +111,13 @@ class Rates:
         return at_its_rate.gpu_seconds(work, "decode", wide=True)
 
     def cpu_seconds(self, work: Work) -> Number:
-        """Seconds of one operator on the CPU with its operands in CPU memory [s] (Eq. 8)."""
-        flops = work.flops + work.dequantised * DEQUANTISATION_FLOPS
-        return np.maximum(flops / self.cpu_flops_per_s, work.bytes_touched / self.cpu_bytes_per_s)
+        """Seconds of one operator on the CPU with its operands in CPU memory [s].
+
+        The roofline (Eq. 8), and of the shorter of computation and memory access what does not hide behind the longer.
+        """
+        compute = (work.flops + work.dequantised * DEQUANTISATION_FLOPS) / self.cpu_flops_per_s
+        memory = work.bytes_touched / self.cpu_bytes_per_s
+        return np.maximum(compute, memory) + (1.0 - self.cpu_overlap) * np.minimum(compute, memory)
 
     def cpu_attention_seconds(self, work: Work) -> Number:
         """Seconds of attention on the CPU [s]; its memory rate has an efficiency of its own."""
@@ -158,6 +165,7 @@ def derive_rates(profile: HardwareProfile, formats: Formats) -> Rates:
         overhead_s=shares.overhead_per_micro_batch_s,
         all_reduce_bytes_per_s=profile.gpu_link_bytes_per_s,
         host_memory_bytes_per_s=totals.memory_bytes_per_s,
+        cpu_overlap=shares.cpu_overlap,
         gpu_attention_bytes_per_s=(
             None if shares.gpu_attention is None else gpus * profile.gpu.bandwidth_bytes_per_s * shares.gpu_attention
         ),

@@ -189,6 +189,8 @@ def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
         low, high = plan.interval
         why = "from the errors of published T4 and L4 runs" if plan.calibrated else "of runs predicted from peaks alone"
         yield "80 % interval", f"{low:,.2f} to {high:,.2f} token/s, {why}"
+    elif plan.scenario.profile.gpu.host_cores:
+        yield "80 % interval", "not known where the accelerator is emulated; hrm validate run measures how far off"
     if prediction.decode_s > 0:
         rate, latency = prediction.decode_throughput_tokens_per_s, seconds_in_words(prediction.layer_latency_s)
         decode = f"decode {seconds_in_words(prediction.decode_s)}: {rate:,.2f} token/s, {latency} per layer and step"

@@ -169,6 +169,7 @@ def stack_of(
         peak_flops_per_s=rates.cpu_flops_per_s,
         bytes_per_s=rates.cpu_attention_bytes_per_s if operator == "attention" else rates.cpu_bytes_per_s,
         bytes=profile.cpu.memory_bytes - profile.cpu.reserved_bytes,
+        overlap=1.0 if operator == "attention" else rates.cpu_overlap,
     )
     link = Hop(up_bytes_per_s=rates.h2d_bytes_per_s, down_bytes_per_s=rates.d2h_bytes_per_s)
     if cost_model == "paper":

@@ -32,8 +32,8 @@ LANDING_LAYERS = 2
 EXPERT_VISITS = 1024
 """Visits of an expert that are computed at a time on the CPU."""
 
-WIDENED_ROWS = 2048
-"""Rows of an expert in fp16 that are in float32 at a time."""
+WIDENED_VALUES = 2.0**22
+"""Values of an expert in fp16 that are in float32 at a time."""
 
 ROWS_SIDE_BY_SIDE = 1024
 """Rows of an expert in bf16 whose products with many visits are computed at a time on the CPU."""
@@ -247,7 +247,7 @@ def _cpu_activations(scenario: Scenario, tokens: Number) -> Number:
         side_by_side = visits * (6.0 * hidden + 2.0 * ROWS_SIDE_BY_SIDE) + ROWS_SIDE_BY_SIDE * 2.0 * hidden
         scratch = np.maximum(scratch, side_by_side)
     if widened:
-        scratch = scratch + WIDENED_ROWS * (model.mlp_matrices * hidden * widened)
+        scratch = scratch + WIDENED_VALUES * widened
     return tokens * widest + scratch
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.cpu_attention import attend_decode
+from runtime.cpu_products import WIDE_VALUES, product_dtype
 from runtime.cuda_attention import attend_cache_plainly, attend_cache_ragged, attend_prompts_ragged, kernel_works
 
 __all__ = ["attend_cache", "attend_prompts"]
@@ -51,10 +52,23 @@ def attend_prompts(
 
 
 def _attend_alike(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, window: int | None) -> Tensor:
-    """Prompts of one length: queries [n * length, H, d], and as much."""
+    """Prompts of one length: queries [n * length, H, d], and as much.
+
+    What a CPU does not multiply in its dtype is widened, some prompts at a time, so that the copies stay small.
+    """
+    if not _on_gpu(q) and q.dtype != product_dtype(q.dtype):
+        tokens = max(1, WIDE_VALUES // (length * q[0].numel())) * length
+        parts = [
+            _attend_rows(a.float(), b.float(), c.float(), length, scale, window).to(q.dtype)
+            for a, b, c in zip(*(torch.split(side, tokens) for side in (q, k, v)), strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _attend_rows(q, k, v, length, scale, window)
+
+
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, window: int | None) -> Tensor:
+    """The same in the dtype in which they are."""
     sides = [each.view(-1, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v)]  # [n, heads, length, d]
-    if q.dtype == torch.float16 and not _on_gpu(q):
-        sides = [side.float() for side in sides]
     mask = None
     if window is not None and window < length:
         place = torch.arange(length, device=q.device)
@@ -69,7 +83,7 @@ def _attend_alike(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, wi
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return found.transpose(1, 2).reshape(q.shape).to(q.dtype)
+    return found.transpose(1, 2).reshape(q.shape)
 
 
 def _on_gpu(tensor: Tensor) -> bool:

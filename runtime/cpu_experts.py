@@ -9,7 +9,6 @@ processors that multiply it; elsewhere matrix products of torch are faster.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +16,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.cpu_products import WIDE_VALUES, processor_has, product_dtype, scratch_for
 from runtime.native_library import DTYPES, open_library
 
 __all__ = ["Routing", "apply_experts", "takes_many"]
 
-MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
-"""Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On the one
-machine measured (Zen 5, two cores) bf16 crossed at about 64; the others had not at 256, so 128 is a cautious choice."""
+if processor_has("avx512f"):
+    MOST_VISITS = {torch.bfloat16: 64, torch.float32: 128, torch.float16: 128}
+else:
+    MOST_VISITS = {torch.bfloat16: 64, torch.float32: 64, torch.float16: 64}
+"""Visits of an expert up to which the compiled kernel takes it (`benchmarks/cpu_kernels.py --crossover`). On Zen 5, two
+cores, bf16 crossed at about 64; the others had not at 256, so 128 is a cautious choice. On Zen 3, which has AVX2 only,
+all crossed between 64 and 96."""
 
 MOST_STREAMED = 20
 MOST_STREAMED_OF_MANY, MANY_TOKENS = 8, 512
 """The same where the kernel for many visits can do the work: 20 where few tokens are there at all; among so many
 tokens 8, as the streaming kernel keeps sums for each (on the same machine)."""
-
-ROWS_AT_A_TIME = 2048
-"""Rows of an expert that are brought to another dtype at a time: bounds the memory of the copy."""
-
 
 VISITS_AT_A_TIME = 1024
 """Visits of an expert that are multiplied at a time: more are no faster, and scratch memory stays small."""
@@ -175,7 +175,7 @@ def _group(
     """One expert by the compiled kernel for many visits."""
     x, tokens, weights = x.contiguous(), tokens.contiguous(), weights.contiguous()
     visits, hidden, count = len(tokens), x.shape[1], len(pieces)
-    scratch = _scratch("grouped", library.hrm_expert_scratch(visits, hidden) // 64 + 1, 64, torch.uint8)
+    scratch = scratch_for("grouped", library.hrm_expert_scratch(visits, hidden) // 64 + 1, 64, torch.uint8)
     library.hrm_multiply_expert(
         x.data_ptr(),
         (ctypes.c_void_p * count)(*[rows.data_ptr() for rows in pieces]),
@@ -192,33 +192,24 @@ def _group(
 
 
 def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tensor, out: Tensor) -> None:
-    """One expert by matrix products of torch: bf16 where tokens and rows are, else float32."""
-    dtype = torch.bfloat16 if x.dtype == pieces[0].dtype == torch.bfloat16 else torch.float32
+    """One expert by matrix products of torch, in bf16 where this processor multiplies that, else in float32."""
+    dtype = product_dtype(x.dtype, pieces[0].dtype)
     count, hidden = len(tokens), x.shape[1]
-    own = _scratch("own", count, hidden, dtype)
+    rows = max(1, WIDE_VALUES // (3 * hidden))
+    own = scratch_for("own", count, hidden, dtype)
     own.copy_(x[tokens]) if x.dtype != dtype else torch.index_select(x, 0, tokens, out=own)
     answer: Tensor | None = None
     for piece in pieces:
-        for part in (piece,) if piece.dtype == dtype else torch.split(piece, ROWS_AT_A_TIME):
-            wide = part.to(dtype)  # [n, 3, h]
-            inner, up = (_scratch(name, count, len(wide), dtype) for name in ("inner", "up"))
+        for part in (piece,) if piece.dtype == dtype else torch.split(piece, rows):
+            wide = part  # [n, 3, h]
+            if part.dtype != dtype:
+                wide = scratch_for("wide", len(part), 3 * hidden).copy_(part.view(len(part), -1)).view(part.shape)
+            inner, up = (scratch_for(name, count, len(wide), dtype) for name in ("inner", "up"))
             torch.mm(own, wide[:, 0].t(), out=inner)
             torch.mm(own, wide[:, 1].t(), out=up)
             torch.nn.functional.silu(inner, inplace=True)
             inner *= up  # [v, n]
-            found = torch.mm(inner, wide[:, 2], out=_scratch("found", count, hidden, dtype))
+            found = torch.mm(inner, wide[:, 2], out=scratch_for("found", count, hidden, dtype))
             answer = found.to(torch.float32, copy=True) if answer is None else answer.add_(found)
     assert answer is not None
     out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))
-
-
-_kept = threading.local()
-
-
-def _scratch(name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Memory [rows, columns] of the calling thread, used again: pages that are given back cost a fault each time."""
-    buffers: dict[tuple[str, torch.dtype], Tensor] = _kept.__dict__.setdefault("buffers", {})
-    found = buffers.get((name, dtype))
-    if found is None or found.numel() < rows * columns:
-        found = buffers[(name, dtype)] = torch.empty(rows * columns, dtype=dtype)
-    return found[: rows * columns].view(rows, columns)

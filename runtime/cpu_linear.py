@@ -9,13 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.cpu_products import processor_has, product_dtype, through_float32
 from runtime.native_library import DTYPES, open_library
 
 __all__ = ["linear"]
 
-MOST_TOKENS = {torch.bfloat16: 48, torch.float32: 128, torch.float16: 128}
-"""Tokens up to which the compiled kernel takes a layer (`benchmarks/cpu_kernels.py --crossover`). On the one machine
-measured (Zen 5, two cores) bf16 crossed between 48 and 64; the others had not at 256, so 128 is a cautious choice."""
+if processor_has("avx512f"):
+    MOST_TOKENS = {torch.bfloat16: 48, torch.float32: 128, torch.float16: 128}
+else:
+    MOST_TOKENS = {torch.bfloat16: 96, torch.float32: 48, torch.float16: 96}
+"""Tokens up to which the compiled kernel takes a layer (`benchmarks/cpu_kernels.py --crossover`). On Zen 5, two cores,
+bf16 crossed between 48 and 64; the others had not at 256, so 128 is a cautious choice. On Zen 3, which has AVX2 only,
+float32 crossed between 48 and 64, bf16 at about 100."""
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, threads: int) -> Tensor:
@@ -47,9 +52,9 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, threads: int) -> Tensor:
         raise ValueError(f"tokens {list(x.shape)} {x.dtype} and weights {list(w.shape)} {w.dtype} do not go together")
     library = open_library() if tokens <= MOST_TOKENS[w.dtype] else None
     if library is None:
-        dtype = torch.bfloat16 if x.dtype == w.dtype == torch.bfloat16 else torch.float32
-        added = None if bias is None else bias.to(dtype)
-        return torch.nn.functional.linear(x.to(dtype), w.to(dtype), added).to(x.dtype)
+        if x.dtype == w.dtype == product_dtype(x.dtype, w.dtype):
+            return torch.nn.functional.linear(x, w, None if bias is None else bias.to(x.dtype))
+        return through_float32(x, w, bias)
     x, w = x.contiguous(), w.contiguous()
     offset = None if bias is None else bias.float().contiguous()
     out = torch.empty(tokens, len(w), dtype=x.dtype)

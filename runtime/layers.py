@@ -1,7 +1,7 @@
 """The arithmetic of a decoder layer, as the released models compute it: norms, projections, rotary positions, router.
 
 Legend: T tokens, h hidden width, H query heads, G KV heads, d head width, E experts, k top-k.
-Products in fp16 go through float32 on a CPU, which has no fp16 matrix units.
+On a CPU products in fp16 go through float32, as do those in bf16 where it does not multiply bf16.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime import cpu_layers, cpu_linear
-from runtime.cpu_linear import MOST_TOKENS
 from runtime.experts import Routing, group_visits
-from runtime.native_library import open_library
 from runtime.numerics import Numerics, inverse_frequencies
 from runtime.threads import lane_threads
 
@@ -33,10 +31,6 @@ __all__ = [
 ]
 
 
-WIDE_VALUES = 2**22
-"""Weights that are widened to float32 at a time: 16 MiB of them."""
-
-
 class Heads(NamedTuple):
     """H, G and d."""
 
@@ -49,20 +43,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, n] times weight [m, n] transposed, [T, m]."""
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
-    if x.shape[0] <= MOST_TOKENS[weight.dtype] and open_library() is not None:
-        return cpu_linear.linear(x, weight, bias, lane_threads())
-    if x.dtype == torch.float16:
-        return _through_float32(x, weight, bias)
-    return F.linear(x, weight, bias)
-
-
-def _through_float32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same in float32, a block of rows at a time: a second copy of a large table would take too much memory."""
-    wide, rows = x.float(), max(1, WIDE_VALUES // weight.shape[1])
-    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
-    for start in range(0, weight.shape[0], rows):
-        out[:, start : start + rows] = wide @ weight[start : start + rows].float().t()
-    return out if bias is None else out + bias
+    return cpu_linear.linear(x, weight, bias, lane_threads())
 
 
 def normalise(x: Tensor, weight: Tensor, numerics: Numerics, *, in_place: bool = False) -> Tensor:

@@ -2,7 +2,8 @@
 
 A layer on the GPU takes c + sum over its operators of max(f/F, m/B) + (1 - o) min(f/F, m/B) seconds, with f FLOPs and m
 bytes as `hrm.cost` counts them; c is what a layer of small widths takes, F, B and o are fitted. An operator on the CPU
-takes max(f/F, m/B); B is the measured read rate, F is fitted to experts of few and of many tokens.
+takes the same with an F, B and o of its own: B is the measured read rate, F and o are fitted to experts of few and of
+many tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = [
     "Point",
     "bound_share",
     "fit_attention",
-    "fit_cpu_flops",
+    "fit_cpu",
     "fit_gpu",
     "fit_prefill",
     "price",
@@ -35,7 +36,13 @@ SOFT_FROM = 0.1
 
 
 TRIED_RATES = 2000
-"""Values of F between the slowest and the fastest point: steps of a few thousandths."""
+"""Values of F between the slowest point and the peak: steps of a few thousandths."""
+
+TRIED_OVERLAPS = tuple(i / 50 for i in range(50, -1, -1))
+"""Values of o on the CPU, the largest first."""
+
+TIE = 1e-9
+"""Losses that are as good as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +138,13 @@ def fit_prefill(points: Sequence[Point], decode: GpuConstants, *, peak_flops_per
     return float(peak_flops_per_s * math.exp(found.x[0]))
 
 
-def fit_cpu_flops(points: Sequence[Point], *, bytes_per_s: float, least_flops_per_s: float) -> float:
-    """F of the CPU [FLOP/s] that prices the points best, by ln(priced / measured), with a soft loss.
+def fit_cpu(
+    points: Sequence[Point], *, bytes_per_s: float, least_flops_per_s: float, peak_flops_per_s: float
+) -> tuple[float, float]:
+    """F [FLOP/s] and o of the CPU that price the points best, by ln(priced / measured), with a soft loss.
 
-    A point that reading binds says nothing of F, also where it reads somewhat slower than B. Where none is bound by
-    FLOPs, F is what the fastest reached.
+    Points that reading binds say nothing of F where o is 1, also where they read somewhat slower than B. Where several
+    price the points equally well, F is the least and o the largest of them.
 
     Parameters
     ----------
@@ -143,24 +152,25 @@ def fit_cpu_flops(points: Sequence[Point], *, bytes_per_s: float, least_flops_pe
         Experts of one layer, by tokens; one operator each.
     bytes_per_s : float
         B [byte/s].
-    least_flops_per_s : float
-        What attention reaches: F must not slow it down, since its rate is that of its bytes [FLOP/s].
+    least_flops_per_s, peak_flops_per_s : float
+        Between which F lies: what attention reaches, which F must not slow down, since its rate is that of its bytes;
+        and the fastest products [FLOP/s].
     """
-    rates = [float(point.works[0].flops) / point.seconds for point in points]
-    tried = np.geomspace(min(rates), max(rates), TRIED_RATES)
-
-    def loss(flops_per_s: float) -> float:
-        misses = [
-            math.log(max(float(w.flops) / flops_per_s, float(w.bytes_touched) / bytes_per_s) / point.seconds)
-            for point in points
-            for w in point.works
-        ]
-        return math.fsum(2.0 * (math.sqrt(1.0 + (miss / SOFT_FROM) ** 2) - 1.0) for miss in misses)
-
-    losses = [loss(float(rate)) for rate in tried]
-    least = min(losses)
-    best = next(float(rate) for rate, each in zip(tried, losses, strict=True) if each <= least + 1e-9)
-    return max(least_flops_per_s, best)
+    slowest = min(float(point.works[0].flops) / point.seconds for point in points)
+    least_flops_per_s = min(max(slowest, least_flops_per_s), peak_flops_per_s)
+    tried = np.geomspace(least_flops_per_s, peak_flops_per_s, TRIED_RATES)[:, None]
+    seconds = np.array([point.seconds for point in points])
+    memory = np.array([float(point.works[0].bytes_touched) for point in points]) / bytes_per_s
+    compute = np.array([float(point.works[0].flops) for point in points]) / tried
+    longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
+    best = (math.inf, 0.0, 1.0)
+    for overlap in TRIED_OVERLAPS:
+        misses = np.log((longer + (1.0 - overlap) * shorter) / seconds)
+        losses = np.sum(2.0 * (np.sqrt(1.0 + (misses / SOFT_FROM) ** 2) - 1.0), axis=1)
+        least = int(np.argmax(losses <= losses.min() + TIE))
+        if losses[least] < best[0] - TIE:
+            best = (float(losses[least]), float(tried[least, 0]), float(overlap))
+    return best[1], best[2]
 
 
 def bound_share(value: float, whole: float) -> float:

@@ -13,7 +13,7 @@ from hrm.executable import PROCESS_BYTES
 from hrm.profile_schema import FIELDS
 from hrm.units import GIB
 from runtime.calibration.bench import Bench
-from runtime.calibration.constants import Point, bound_share, fit_cpu_flops
+from runtime.calibration.constants import GpuConstants, Point, bound_share, fit_cpu, worst_error
 from runtime.calibration.cpu_rates import CPU_TOKENS
 from runtime.calibration.gpu_items import gpu_quantities
 from runtime.calibration.layer_work import AttentionWork, LayerWork
@@ -163,12 +163,16 @@ def _cpu(bench: Bench, layer: LayerWork, attention: AttentionWork) -> dict[str, 
         works = layer.ffn_works(tokens)
         sample = samples[f"cpu experts {dtype} {tokens} tokens"]
         points.append(Point(name=sample.name, works=works, seconds=float(works[0].flops) / sample.median))
-    flops = fit_cpu_flops(points, bytes_per_s=bandwidth, least_flops_per_s=needed)
+    peak = peaks[dtype].median
+    flops, overlap = fit_cpu(points, bytes_per_s=bandwidth, least_flops_per_s=needed, peak_flops_per_s=peak)
+    names = [point.name for point in points] + [peaks[dtype].name]
+    constants = GpuConstants(flops_per_s=flops, bytes_per_s=bandwidth, overlap=overlap, fixed_s=0.0)
+    how = f"fitted to experts in {dtype} of {len(points)} sizes, which it prices within "
+    how += f"{100 * worst_error(points, constants):.0f} %"
     items["efficiency.cpu_flops"] = derived(
-        share_text(bound_share(flops, peaks[dtype].median)),
-        f"{flops / 1e9:.4g} GFLOP/s, fitted to experts in {dtype} of {len(points)} sizes, over cpu.peak.{dtype}",
-        [point.name for point in points] + [peaks[dtype].name],
+        share_text(bound_share(flops, peak)), f"{flops / 1e9:.4g} GFLOP/s, {how}, over cpu.peak.{dtype}", names
     )
+    items["efficiency.cpu_overlap"] = derived(share_text(overlap), how, names)
     return items
 
 

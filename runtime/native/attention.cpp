@@ -21,8 +21,10 @@ constexpr int HEADS = 4;           // query heads at a time: HEADS x 4 sums stay
 constexpr int64_t AHEAD = 1 << 14;  // bytes of keys, and of values, that are asked for ahead
 #if defined(HRM_AVX512)
 constexpr int COLUMNS = 4;  // vectors of an output row at a time: HEADS x COLUMNS sums
+constexpr int KEYS = 4;     // keys at a time: HEADS x KEYS sums
 #else
 constexpr int COLUMNS = 2;
+constexpr int KEYS = 2;
 #endif
 
 struct Problem {
@@ -69,24 +71,29 @@ void write_row(const float* from, float factor, int n, void* to, int dtype, int6
   else narrow_row<fp16>(from, factor, n, to, at);
 }
 
-// scores[n][0..3] = q_n . k_0, ..., q_n . k_3; of fewer rows than four, the last stands in for those that are missing.
+// scores[n][0..KEYS-1] = q_n . k_0, q_n . k_1, ...; of fewer rows, the last stands in for those that are missing.
 template <class How, int N, class Q, class K>
 [[gnu::flatten]] inline void dot_rows(const Q* q, int64_t q_stride, const K* rows, int64_t stride, int count,
                                       int64_t d, float* scores) {
-  const K* k[4];
-  unroll<4>([&](auto t) { k[t] = rows + stride * (t < count ? int{t} : count - 1); });
-  vf sums[N * 4];
-  unroll<N * 4>([&](auto i) { sums[i] = vf{}; });
+  const K* k[KEYS];
+  unroll<KEYS>([&](auto t) { k[t] = rows + stride * (t < count ? int{t} : count - 1); });
+  vf sums[round_up(N * KEYS, 4)];
+  unroll<round_up(N * KEYS, 4)>([&](auto i) { sums[i] = vf{}; });
   for (int64_t c = 0; c < d; c += How::step) {
-    vf x[4];
-    unroll<4>([&](auto t) { x[t] = How::get(k[t] + c); });
+    vf x[KEYS];
+    unroll<KEYS>([&](auto t) { x[t] = How::get(k[t] + c); });
     unroll<N>([&](auto n) {
       const vf y = How::get(q + n * q_stride + c);
-      unroll<4>([&](auto t) { sums[n * 4 + t] = How::add(sums[n * 4 + t], x[t], y); });
+      unroll<KEYS>([&](auto t) { sums[n * KEYS + t] = How::add(sums[n * KEYS + t], x[t], y); });
     });
   }
-  unroll<N>([&](auto n) {
-    sum4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3], scores + n * TILE);
+  unroll<(N * KEYS + 3) / 4>([&](auto i) {
+    float four[4];
+    sum4(sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3], four);
+    unroll<4 / KEYS>([&](auto j) {
+      constexpr int n = i * 4 / KEYS + j;
+      if constexpr (n < N) std::memcpy(scores + n * TILE, four + j * KEYS, KEYS * sizeof(float));
+    });
   });
 }
 
@@ -243,8 +250,10 @@ void attend_item(const Problem& p, const Item& item, const Item* next, Scratch& 
         const T* const k = keys + (first + t) * p.key_stride + g * p.d;
         const auto dot = [&](auto how, const auto* rows, int64_t stride) {
           by_heads(shared, [&](int h, auto n) {
-            dot_rows<decltype(how), n()>(q + (g * shared + h) * width, width, rows, stride, count, width,
-                                         scores + (g * shared + h) * TILE + t);
+            for (int i = 0; i < count; i += KEYS)
+              dot_rows<decltype(how), n()>(q + (g * shared + h) * width, width, rows + i * stride, stride,
+                                           count - i < KEYS ? count - i : KEYS, width,
+                                           scores + (g * shared + h) * TILE + t + i);
           });
         };
         if (is_widened && p.d % W) {

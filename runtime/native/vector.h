@@ -242,7 +242,7 @@ struct Buffer {
   Buffer& operator=(const Buffer&) = delete;
 };
 
-inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Asks for a cache line.
 // The empty asm: GCC takes a function that only prefetches for one without effect and drops calls of it.

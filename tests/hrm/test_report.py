@@ -266,6 +266,13 @@ def test_a_single_token_has_no_decode() -> None:
     assert line_of(screen_of(plan), "one batch").endswith("no decode, as prefill gives the only token")
 
 
+def test_no_interval_is_claimed_where_the_accelerator_is_emulated() -> None:
+    """The published runs were on T4s and L4s: their errors say nothing of two cores of a CPU."""
+    plan = plan_of("emulated-cpu", "granite-3.1-1b-a400m", workload=uniform_workload(77, 4, num_requests=8))
+    assert plan.interval is None
+    assert line_of(screen_of(plan), "80 % interval").startswith("not known where the accelerator is emulated")
+
+
 def test_a_plan_without_the_gpu_says_so() -> None:
     plan = plan_of("t4", "mixtral-8x7b", requests=1, overrides=(("gpu.usable_memory", "0.6 GB"),))
     lines = dict(policy_lines(plan))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from runtime.calibration.constants import (
     Point,
     bound_share,
     fit_attention,
-    fit_cpu_flops,
+    fit_cpu,
     fit_gpu,
     fit_prefill,
     price,
@@ -215,20 +214,27 @@ def test_prefill_has_a_rate_of_its_own_and_shares_the_rest() -> None:
     assert fit_prefill(priced(POINTS, faster), MADE_UP, peak_flops_per_s=500.0) == pytest.approx(320.0, rel=1e-3)
 
 
-def test_the_rate_of_the_cpu_comes_from_experts_that_reading_does_not_explain() -> None:
-    read = Point(name="few", works=[Work(10.0, 100.0)], seconds=1.0)  # 100 byte at 100 byte/s
-    computed = [Point(name=str(f), works=[Work(f, 100.0)], seconds=4.0) for f in (800.0, 3200.0)]
-    found = fit_cpu_flops([read, *computed], bytes_per_s=100.0, least_flops_per_s=1.0)
-    assert found == pytest.approx(math.sqrt(200.0 * 800.0), rel=5e-3)
-    assert fit_cpu_flops([read, *computed], bytes_per_s=100.0, least_flops_per_s=500.0) == 500.0
-    assert fit_cpu_flops([read], bytes_per_s=100.0, least_flops_per_s=1.0) == pytest.approx(10.0)
+CPU = {"bytes_per_s": 100.0, "least_flops_per_s": 1.0, "peak_flops_per_s": 1000.0}
 
 
-def test_experts_that_read_somewhat_slower_than_memory_can_do_not_slow_the_rate_of_the_cpu() -> None:
-    read = [Point(name=str(f), works=[Work(f, 100.0)], seconds=1.3) for f in (10.0, 40.0)]
-    computed = [Point(name=str(f), works=[Work(f, 100.0)], seconds=f / 400.0) for f in (1600.0, 3200.0)]
-    found = fit_cpu_flops([*read, *computed], bytes_per_s=100.0, least_flops_per_s=1.0)
-    assert found == pytest.approx(400.0, rel=5e-3)
+@pytest.mark.parametrize("overlap", [1.0, 0.6, 0.0])
+def test_rate_and_overlap_of_the_cpu_come_back_from_experts_of_few_and_of_many_tokens(overlap: float) -> None:
+    made_up = GpuConstants(flops_per_s=400.0, bytes_per_s=100.0, overlap=overlap, fixed_s=0.0)
+    blank = [Point(name=str(f), works=[Work(f, 100.0)], seconds=0.0) for f in (40.0, 160.0, 400.0, 1600.0, 3200.0)]
+    flops, found = fit_cpu(priced(blank, made_up), **CPU)
+    assert flops == pytest.approx(400.0, rel=5e-3)
+    assert found == pytest.approx(overlap, abs=0.021)
+
+
+def test_without_a_point_that_computing_binds_the_rate_of_the_cpu_is_no_more_than_was_reached() -> None:
+    read = [Point(name="few", works=[Work(10.0, 100.0)], seconds=1.0)]  # 100 byte at 100 byte/s
+    assert fit_cpu(read, **CPU) == (pytest.approx(10.0), 1.0)
+
+
+def test_the_rate_of_the_cpu_lies_between_what_attention_reaches_and_the_fastest_product() -> None:
+    points = [Point(name=str(f), works=[Work(f, 100.0)], seconds=max(1.0, f / 400.0)) for f in (40.0, 1600.0)]
+    assert fit_cpu(points, **{**CPU, "least_flops_per_s": 500.0})[0] == pytest.approx(500.0)
+    assert fit_cpu(points, **{**CPU, "peak_flops_per_s": 300.0})[0] == pytest.approx(300.0)
 
 
 def test_a_share_stays_within_what_a_profile_takes() -> None:

@@ -103,7 +103,7 @@ def test_every_number_of_visits_gives_the_sums_of_the_definition(way: str, token
 
 def test_experts_with_few_and_with_many_visits_mix(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_experts, "MOST_VISITS", dict.fromkeys(DTYPES, 4))
-    monkeypatch.setattr(cpu_experts, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(cpu_experts, "WIDE_VALUES", 7 * 3 * 64)
     for dtype in DTYPES:
         check(9, 64, [(0, 40), (2, 17), (1, 5), (2, 20), (3, 30)], EVERY_SECOND, (dtype, dtype))
 
