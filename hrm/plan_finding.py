@@ -201,6 +201,12 @@ class Alternatives(Shown):
         for row in frame.to_dict("records"):
             table.add_row(*[escape(_cell(str(name), value)) for name, value in row.items()])
         console.print(table)
+        console.print("token/s over all requests, predicted")
+        ring = any(str(each.policy.weight_slots) == "experts" for each in self.candidates[1:])
+        if ring and self.plan.policy.weight_slots != "experts":
+            console.print(
+                "a ring of experts (slots) is searched for a plan only where layers do not fit, or where pinned"
+            )
 
 
 def _cell(name: str, value: object) -> str:
@@ -211,9 +217,7 @@ def _cell(name: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def find_alternatives(
-    plan: Plan, count: int = 6, *, on_progress: Callable[[str], None] | None = None
-) -> Alternatives:
+def find_alternatives(plan: Plan, count: int = 6, *, on_progress: Callable[[str], None] | None = None) -> Alternatives:
     """Find the best plans for the same scenario and pins that differ from the plan and from each other.
 
     Raises

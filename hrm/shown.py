@@ -13,7 +13,7 @@ __all__ = ["Shown"]
 WIDTH = 118
 """Columns, as the command prints without a terminal."""
 
-HTML = '<pre style="font-family:Menlo,\'DejaVu Sans Mono\',monospace;font-size:12px;line-height:1.3">{code}</pre>'
+HTML = "<pre style=\"font-family:Menlo,'DejaVu Sans Mono',monospace;font-size:12px;line-height:1.3\">{code}</pre>"
 
 
 class Shown:

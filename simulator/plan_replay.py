@@ -11,15 +11,12 @@ from hrm.errors import InputError
 from hrm.pictures import Picture
 from hrm.plans import Plan
 from hrm.policy import Policy
-from hrm.rates import derive_rates
-from hrm.scenario import Scenario, measure_sizes
+from hrm.scenario import Scenario
 from hrm.schedules import check_schedule
 from hrm.shown import Shown
 from hrm.trace import Trace
-from hrm.trivial import predict_policy
-from simulator.replay import replay_plan
-from simulator.step_account import StepRun, account_for_step, account_in_short, run_step
-from simulator.summary import replay_document, run_figure, workload_in_words
+from simulator.step_account import StepRun, run_step
+from simulator.summary import policy_document, run_figure, run_title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,23 +129,9 @@ def simulate_policy(
     tell(f"simulating a decode step of {name}")
     run = run_step(scenario, policy, name, contention=contention)
     tell(f"replaying {name}")
-    replay = replay_plan(scenario, policy, name, contention=contention)
-    prediction = predict_policy(
-        scenario, measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats), policy
+    document = policy_document(
+        scenario, policy, name, run, layers_of_model=scenario.model.n_layers, contention=contention
     )
-    if run is None:
-        account = account_in_short(scenario, policy, name, replay, contention=contention)
-    else:
-        account = account_for_step(run)
-    layers = scenario.model.n_layers
-    document = {
-        "model": scenario.model.name,
-        "layers": layers,
-        "layers_of_model": layers,
-        "hardware": scenario.profile.name,
-        "workload": workload_in_words(scenario),
-        **replay_document(replay, prediction, account, num_layers=layers, schedule=name, contention=contention),
-    }
     return Simulation(document=document, run=run)
 
 
@@ -172,11 +155,7 @@ def draw_timeline(simulation: Simulation, path: str | Path | None = None) -> Pic
             where="simulation",
             way_out="a plan with generation_length 2 or more",
         )
-    found = simulation.document
-    shared = "with contention" if found["contention"] else "without contention"
-    rate = f"{found['throughput_tokens_per_s']:,.4g} token/s"
-    title = f"{found['model']} on {found['hardware']}, schedule {found['schedule']}: {rate} (simulated, {shared})"
-    picture = Picture(run_figure(simulation.run, title=title))
+    picture = Picture(run_figure(simulation.run, title=run_title(simulation.document)))
     if path is not None:
         picture.save(path)
     return picture

@@ -87,7 +87,8 @@ def sweep_plans(
     simulate : bool
         Replay every plan, else it is only predicted.
     jobs : int, optional
-        Processes; one per core by default.
+        Processes; one per core by default. A script that lets there be more than one needs the usual
+        ``if __name__ == "__main__":``, since each imports it again; a notebook does not.
     output : Path, optional
         CSV file, filled as rows are found; a stopped sweep goes on from it.
 
