@@ -105,6 +105,7 @@ def find_plan(
         cost_model=cost_model,
         max_hours=max_hours,
         explain=explain,
+        notes=(work.note,) if work.note else (),
         on_progress=on_progress,
     )
 
