@@ -34,9 +34,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if found.output is not None and not found.output.is_dir():
         parser.error(f"--output: {found.output} is no folder that exists")
     if found.output is not None and any(path.resolve().parent == found.output.resolve() for path in found.notebooks):
-        parser.error(
-            f"--output: {found.output} has the notebooks themselves, which keep no results; name another folder"
-        )
+        parser.error(f"--output: {found.output} has the notebooks themselves, which keep no results; name another")
     return found
 
 
