@@ -16,7 +16,8 @@ def test_bars_are_the_marginal_values_the_largest_on_top_and_a_plan_without_any_
     given = {"gpu_memory_gib": 0.5, "cpu_memory_gib": 0.0, "link_gb_per_s": 2.0}
     axes = draw_tornado(replace(plan, marginal_values=given)).figure.axes[0]
     assert [bar.get_width() for bar in axes.patches] == [0.0, 0.5, 2.0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [
         "1 GiB CPU memory",
         "1 GiB GPU memory",
         "1 GB/s link",
