@@ -53,9 +53,7 @@ class Shown:
 
         from rich.console import Console
 
-        console = Console(
-            width=width, file=io.StringIO(), highlight=False, force_terminal=colours or None, force_jupyter=False
-        )
+        console = Console(width=width, file=io.StringIO(), highlight=False, force_terminal=colours, force_jupyter=False)
         with console.capture() as captured:
             self.print_to(console)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())

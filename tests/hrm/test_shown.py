@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
+import pytest
 from rich.console import Console
 
 from hrm.shown import WIDTH, Shown
@@ -21,6 +22,11 @@ class Two(Shown):
 
 
 def test_str_is_the_screen_without_colours_and_trailing_blanks() -> None:
+    assert str(Two("one")) == "\none\na < b"
+
+
+def test_colours_that_a_kernel_of_jupyter_forces_stay_out_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert str(Two("one")) == "\none\na < b"
 
 
