@@ -50,7 +50,7 @@ def draw_tornado(plan: Plan, path: str | Path | None = None) -> Picture:
     for row, (gain, _) in enumerate(gains):
         text = f"+{gain:,.3g}" if gain >= 5e-4 else "+0"
         axes.annotate(text, (gain, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=SMALL)
-    axes.set_xlim(0, max(gains[-1][0], 1e-3) * 1.15)
+    axes.set_xlim(0, gains[-1][0] * 1.15 if gains[-1][0] >= 5e-4 else 1.0)
     axes.set_xlabel("throughput added, at this batch [token/s]", fontsize=SMALL)
     axes.tick_params(labelsize=SMALL)
     axes.grid(axis="x", color=GREY, alpha=0.25)
