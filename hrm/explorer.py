@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrm.errors import HrmError
 from hrm.model_files import load_model, model_names
+from hrm.pictures import Picture
 from hrm.profile_files import load_profile, profile_names
 from hrm.roofline import Operator
 from hrm.roofline_report import explain_roofline
@@ -65,18 +66,8 @@ class Settings:
         return self.dtype if self.operator == "attention" else None
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A PNG that a notebook shows, with or without widgets."""
-
-    png: bytes
-
-    def _repr_png_(self) -> bytes:
-        return self.png
-
-
 @lru_cache(maxsize=64)
-def find_plan(hardware: str, model: str, weights_dtype: str | None, kv_dtype: str | None) -> Policy | str:
+def _find_best(hardware: str, model: str, weights_dtype: str | None, kv_dtype: str | None) -> Policy | str:
     """The best policy for MTBench with 128 generated tokens, or why there is none; searched for once."""
     from hrm.scenario import Scenario, choose_formats
     from hrm.search import find_policy
@@ -102,7 +93,7 @@ def view_of(settings: Settings, *, with_plan: bool = True) -> RooflineView:
     view = _bare_view(settings)
     if not with_plan:
         return view
-    plan = find_plan(settings.hardware, settings.model, settings.weights_dtype, settings.kv_dtype)
+    plan = _find_best(settings.hardware, settings.model, settings.weights_dtype, settings.kv_dtype)
     return view if isinstance(plan, str) else replace(view, plan=locate_plan(view, plan))
 
 
@@ -129,7 +120,7 @@ def describe_settings(settings: Settings, *, with_plan: bool = True) -> list[str
     """The view in sentences; says why where there is no plan."""
     lines = explain_roofline(view_of(settings, with_plan=with_plan))
     if with_plan:
-        plan = find_plan(settings.hardware, settings.model, settings.weights_dtype, settings.kv_dtype)
+        plan = _find_best(settings.hardware, settings.model, settings.weights_dtype, settings.kv_dtype)
         if isinstance(plan, str):
             lines.append(f"No plan: {plan}")
     return lines
@@ -148,9 +139,9 @@ def show_roofline(settings: Settings | None = None) -> Picture:
     InputError
         As `view_of`.
     """
-    from hrm.plots import draw_roofline, render_png
+    from hrm.plots import draw_roofline
 
-    return Picture(render_png(draw_roofline(view_of(settings or Settings()))))
+    return Picture(draw_roofline(view_of(settings or Settings())))
 
 
 def explore_roofline(settings: Settings | None = None) -> Any:

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hrm.cost import Work
 from hrm.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Hold", "Lane", "LaneKind", "Op", "Operator", "Phase", "Task", "TaskGraph", "TaskId", "finish_times"]
 
@@ -184,6 +187,27 @@ class TaskGraph:
     def of_lane(self, lane: Lane) -> tuple[int, ...]:
         """Indices of the tasks of a lane, in issue order."""
         return tuple(i for i, task in enumerate(self.tasks) if task.lane == lane)
+
+    def __repr__(self) -> str:
+        return f"<TaskGraph: {len(self.tasks):,} tasks on {len(self.lanes)} lanes>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per task, in issue order: where it runs, what it waits for, bytes moved [byte]."""
+        import pandas as pd
+
+        rows = [
+            {
+                "task": str(task.id),
+                "op": str(task.id.op),
+                "lane": str(task.lane.kind),
+                "layer": task.id.layer,
+                "micro_batch": task.id.micro_batch,
+                "after": ", ".join(str(other) for other in task.after),
+                "bytes_moved": task.bytes_moved,
+            }
+            for task in self.tasks
+        ]
+        return pd.DataFrame(rows)
 
 
 def _not_earlier(tasks: Sequence[Task], task: Task, missing: TaskId) -> InputError:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hrm import __version__
 from hrm.cost import Formats
@@ -21,8 +21,13 @@ from hrm.prediction import MemoryUse, Phase, Prediction
 from hrm.profile import Efficiency
 from hrm.scenario import COMPUTE_DTYPES, Scenario, measure_sizes
 from hrm.search import SolverReport
+from hrm.shown import Shown
 from hrm.trivial import Trivial
 from hrm.units import GIB
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
 
 __all__ = ["Alternative", "CostModel", "Plan", "PlanInputs", "TurningPoints", "read_plan_document", "save_plan"]
 
@@ -104,8 +109,8 @@ class PlanInputs:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Shown):
     """The best policy found, what it should do, and what it was found for.
 
     Attributes
@@ -190,6 +195,42 @@ class Plan:
         """Storage of weights (routed experts) and KV cache, and arithmetic."""
         formats, model = self.scenario.formats, self.scenario.model
         return {"weights": formats.experts(model), "kv": formats.kv, "compute": formats.compute}
+
+    def save(self, path: str | Path) -> Path:
+        """Write it with its inputs, for `hrm simulate` and `hrm run`.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        save_plan(self, Path(path))
+        return Path(path)
+
+    def print_to(self, console: Console) -> None:
+        """The screen of `hrm plan`."""
+        from hrm.report import print_plan  # it imports this module
+
+        print_plan(self, console)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per phase and resource: seconds of one pass over all layers [s], and the share of it that is busy."""
+        import pandas as pd
+
+        phases = {"prefill": self.prediction.prefill, "decode step": self.prediction.decode}
+        return pd.DataFrame(
+            [
+                {
+                    "phase": name,
+                    "resource": lane.replace("_", " "),
+                    "seconds": seconds,
+                    "share busy": seconds / phase.seconds if phase.seconds else 0.0,
+                    "bytes moved": phase.bytes_moved.get(lane),
+                }
+                for name, phase in phases.items()
+                for lane, seconds in phase.lanes.items()
+            ]
+        )
 
     def to_dict(self, *, complete: bool = False) -> dict[str, Any]:
         """The plan as a JSON document; not-a-number becomes null.

@@ -5,4 +5,49 @@ takes the longest as the time of a pass. It does not see lanes wait for each oth
 schedule one by one, and so prices those waits and the bandwidth that lanes share.
 
 It imports `hrm`, never `runtime` and never torch.
+
+The names below are imported when they are first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.compare import Comparison, compare_schedules
+    from simulator.plan_replay import Simulation, draw_timeline, simulate_plan, simulate_policy
+    from simulator.plan_sweep import Sweep, draw_sweep, sweep_plans
+
+__all__ = [
+    "Comparison",
+    "Simulation",
+    "Sweep",
+    "compare_schedules",
+    "draw_sweep",
+    "draw_timeline",
+    "simulate_plan",
+    "simulate_policy",
+    "sweep_plans",
+]
+
+_MODULES = {
+    "Comparison": "compare",
+    "Simulation": "plan_replay",
+    "Sweep": "plan_sweep",
+    "compare_schedules": "compare",
+    "draw_sweep": "plan_sweep",
+    "draw_timeline": "plan_replay",
+    "simulate_plan": "plan_replay",
+    "simulate_policy": "plan_replay",
+    "sweep_plans": "plan_sweep",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hrm.errors import HrmError, InputError
 from hrm.gantt import Panel, layer_panel
+from hrm.pictures import Picture
 from hrm.plans import Plan
 from hrm.policy import Policy
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes
 from hrm.schedules import SCHEDULES, check_schedule
+from hrm.shown import Shown
 from hrm.trivial import predict_policy
 from simulator.own_plans import Candidates, overrides_for, same_policy
 from simulator.replay import Replay, replay_plan
 from simulator.step_account import run_step
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
 
 __all__ = ["Comparison", "Entry", "compare_schedules", "read_schedules", "take_fastest"]
 
@@ -91,8 +97,8 @@ class Entry:
         return max(0.0, 1.0 - self.replay.bound_layer_latency_s / self.replay.layer_latency_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Shown):
     """Schedules beside each other.
 
     Attributes
@@ -110,6 +116,38 @@ class Comparison:
     contention: bool
     same: tuple[Entry, ...]
     own: tuple[Entry, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `hrm compare --json` prints it (docs/cli.md)."""
+        from simulator.compare_tables import comparison_document  # it imports this module
+
+        return comparison_document(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per schedule, under the same policy and under a plan of its own, in SI units."""
+        import pandas as pd
+
+        found = self.to_dict()
+        rows = [{"under": key.replace("_", " ")} | row for key in ("same_policy", "own_plan") for row in found[key]]
+        return pd.DataFrame(rows)
+
+    def print_to(self, console: Console) -> None:
+        """The screen of `hrm compare`."""
+        from simulator.compare_tables import print_comparison
+
+        print_comparison(self, console)
+
+    def draw(self) -> Picture:
+        """Timelines of two layers under the same policy, a panel per schedule; needs ``panels=True``.
+
+        Raises
+        ------
+        InputError
+            No schedule has a decode step to show.
+        """
+        from simulator.compare_tables import comparison_figure
+
+        return Picture(comparison_figure(self))
 
 
 def read_schedules(text: str | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from hrm.gantt import Panel, draw_timelines, layer_panel
 from hrm.layout import Layout
 from hrm.plans import read_plan_document
 from hrm.plots import check_figure_path, save_figure
+from hrm.policy import Policy
 from hrm.prediction import Prediction
 from hrm.rates import derive_rates
 from hrm.scenario import Scenario, measure_sizes, truncated
@@ -18,7 +19,7 @@ from hrm.schedules import Steps, check_schedule
 from hrm.trace_files import facts_of_plan, write_trace
 from hrm.trivial import predict_policy
 from simulator.critical_path import step_window
-from simulator.durations import roofline_durations
+from simulator.durations import Durations, roofline_durations
 from simulator.replay import Replay, replay_plan, step_trace
 from simulator.skew import wrap
 from simulator.step_account import StepAccount, StepRun, account_for_step, account_in_short, run_step
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "check_apart",
     "check_output",
+    "policy_document",
     "replay_document",
     "run_figure",
+    "run_title",
     "simulate_command",
     "workload_in_words",
 ]
@@ -110,22 +113,16 @@ def simulate_command(
         count = 1 if steps is None else steps
         run = run_step(scenario, policy, name, steps=count, contention=contention, change=change)
     tell(f"replaying {name}")
-    replay = replay_plan(scenario, policy, name, contention=contention, full=full, wrap=change)
-    rates = derive_rates(scenario.profile, scenario.formats)
-    prediction = predict_policy(scenario, measure_sizes(scenario), rates, policy)
-    if run is None:
-        account = account_in_short(scenario, policy, name, replay, contention=contention, change=change)
-    else:
-        account = account_for_step(run)
-    count = scenario.model.n_layers
-    document = {
-        "model": scenario.model.name,
-        "layers": count,
-        "layers_of_model": whole.model.n_layers,
-        "hardware": scenario.profile.name,
-        "workload": workload_in_words(scenario),
-        **replay_document(replay, prediction, account, num_layers=count, schedule=name, contention=contention),
-    }
+    document = policy_document(
+        scenario,
+        policy,
+        name,
+        run,
+        layers_of_model=whole.model.n_layers,
+        contention=contention,
+        full=full,
+        change=change,
+    )
     if run is not None and trace is not None:
         graph, shown = run.graph, run.trace
         if full and steps is None:
@@ -135,7 +132,7 @@ def simulate_command(
         origin = {"contention": "on" if contention else "off"}
         if change is not None:
             origin |= {"jitter": f"{jitter:g}", "routing skew": f"{routing_skew:g}", "seed": str(seed)}
-        alone = roofline_durations(rates)
+        alone = roofline_durations(derive_rates(scenario.profile, scenario.formats))
         write_trace(
             graph,
             shown,
@@ -145,11 +142,62 @@ def simulate_command(
         )
     if run is not None and plot is not None:
         tell("drawing")
-        rate = f"{replay.throughput_tokens_per_s:,.4g} token/s"
-        shared = "with contention" if contention else "without contention"
-        title = f"{document['model']} on {document['hardware']}, schedule {name}: {rate} (simulated, {shared})"
-        save_figure(run_figure(run, title=title, whole=steps is not None), plot, where="--plot")
+        save_figure(run_figure(run, title=run_title(document), whole=steps is not None), plot, where="--plot")
     return document
+
+
+def policy_document(
+    scenario: Scenario,
+    policy: Policy,
+    name: str,
+    run: StepRun | None,
+    *,
+    layers_of_model: int,
+    contention: bool,
+    full: bool = False,
+    change: Callable[[Durations], Durations] | None = None,
+) -> dict[str, Any]:
+    """Replay a whole run under a schedule; what `hrm simulate --json` prints (docs/cli.md).
+
+    Parameters
+    ----------
+    scenario : Scenario
+    policy : Policy
+    name : str
+        Of a schedule that can run it.
+    run : StepRun or None
+        A decode step that was simulated already; without one a short account of it is made.
+    layers_of_model : int
+        Also where the scenario has only the first of them.
+    contention, full : bool
+        As `simulator.replay.replay_plan`.
+    change : callable, optional
+        Changes the seconds of tasks.
+    """
+    replay = replay_plan(scenario, policy, name, contention=contention, full=full, wrap=change)
+    rates = derive_rates(scenario.profile, scenario.formats)
+    prediction = predict_policy(scenario, measure_sizes(scenario), rates, policy)
+    if run is None:
+        account = account_in_short(scenario, policy, name, replay, contention=contention, change=change)
+    else:
+        account = account_for_step(run)
+    count = scenario.model.n_layers
+    return {
+        "model": scenario.model.name,
+        "layers": count,
+        "layers_of_model": layers_of_model,
+        "hardware": scenario.profile.name,
+        "workload": workload_in_words(scenario),
+        **replay_document(replay, prediction, account, num_layers=count, schedule=name, contention=contention),
+    }
+
+
+def run_title(document: Mapping[str, Any]) -> str:
+    """Title of the picture of a run."""
+    rate = f"{document['throughput_tokens_per_s']:,.4g} token/s"
+    shared = "with contention" if document["contention"] else "without contention"
+    what = f"{document['model']} on {document['hardware']}, schedule {document['schedule']}"
+    return f"{what}: {rate} (simulated, {shared})"
 
 
 def check_apart(**files: Path | None) -> None:
