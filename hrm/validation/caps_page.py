@@ -145,7 +145,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Any:
 
     table = Table(box=None, pad_edge=False)
     for name, numbers in columns:
-        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold", no_wrap=numbers)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -24,10 +24,10 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """The document and the folder of its files: one cap that is too small, two that are not."""
+    """The document and the folder of its files: one cap that is too small, one that is not."""
     folder = tmp_path_factory.mktemp("memory")
     files = ("--records", folder / "records", "--report", folder / "a.html", "--plot", folder / "a.png")
-    caps = ("--caps", "128.1MiB,1GiB,1.2GiB", "--repeats", 2, "--device", "cpu", "--random-weights")
+    caps = ("--caps", "128.1MiB,1GiB", "--repeats", 2, "--device", "cpu", "--random-weights")
     arguments = ("--model", model(), *MACHINE, *WORKLOAD, *caps, *files, "-o", folder / "a.json")
     done = run("validate", "memory", "--compute-dtype", "fp32", *arguments, "--json")
     assert done.code == 0, done.err
@@ -36,7 +36,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 def test_every_run_held_its_cap_by_the_counters_of_the_kernel(measured: tuple[dict[str, Any], Path]) -> None:
     points = measured[0]["points"]
-    assert [point["status"] for point in points] == ["infeasible"] * 2 + ["held"] * 4
+    assert [point["status"] for point in points] == ["infeasible"] * 2 + ["held"] * 2
     for point in points[2:]:
         assert len(point["runs"]) == 2
         for each in point["runs"]:
@@ -89,7 +89,8 @@ def test_a_run_that_needs_more_than_its_cap_is_broken_by_the_kernel(measured: tu
     ],
 )
 def test_options_that_make_no_sense_are_refused_with_a_way_out(options: tuple[str, ...], said: str) -> None:
-    line = refused("validate", "memory", *(model() if option == "MODEL" else option for option in options))
+    given = [model() if option == "MODEL" else option for option in options]
+    line = refused("validate", "memory", *given, *WORKLOAD)
     assert said in line
     assert line.endswith(")")
 
