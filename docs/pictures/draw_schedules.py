@@ -25,7 +25,7 @@ def main() -> None:
     """Draw them all."""
     peaks = [word for name in PEAKS for word in ("--set", f"efficiency.{name}=100 %")]
     one_policy = ["--micro-batch", "256", "--num-micro-batches", "4", "--pin-weights", "--weight-slots", "2"]
-    off_disk = ["--weights-on-gpu", "0", "--weights-on-disk", "0", "--kv-on-disk", "0"]
+    off_disk = ["--weights-on-gpu", "0", "--weights-on-disk", "0", "--kv-on-gpu", "0", "--kv-on-disk", "0"]
     schedules = ["--schedules", "cgopipe,s2,s3,s4", "--plot", str(PICTURES / "schedules.png")]
     hrm("compare", *TUTORIAL, *peaks, *one_policy, *off_disk, *schedules)
     hrm("roofline", *TUTORIAL[:4], "--op", "ffn", "-o", str(PICTURES / "tutorial-roofline.png"))
