@@ -226,6 +226,7 @@ def test_every_option_that_a_page_mentions_exists() -> None:
         "validate published",
         "validate layer",
         "validate run",
+        "validate memory",
         "fit",
     )
     negations = negations_of("plan") | negations_of("simulate")
