@@ -62,7 +62,7 @@ class Throughputs(PaperFigure):
     results: tuple[RowResult, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per run: its policy, throughput published and predicted [token/s], and over the slowest published.
+        """A row per run: its policy, throughput published and predicted [token/s].
 
         The last two columns are ratios of throughputs to that of FlexGen (S4) in the same cell, where there is one; in
         Table 5 that is the first row, FlexGen under its own policy.
@@ -92,7 +92,9 @@ class Throughputs(PaperFigure):
             "simulated": predicted.get("simulated"),
             "full / published": ours / measured if ours and measured else None,
             "over FlexGen, published": measured / base if measured and base else None,
-            "over FlexGen, full model": ours / base_ours["full"] if ours and base_ours and "full" in base_ours else None,
+            "over FlexGen, full model": ours / base_ours["full"]
+            if ours and base_ours and "full" in base_ours
+            else None,
         }
 
     def _baseline(self, row: Row) -> RowResult | None:

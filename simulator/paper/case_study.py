@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hrm.notebook_size import at_size
 from hrm.paper.showing import PaperFigure
 from hrm.sweep_maps import draw_maps
-from hrm.workload import load_workload
+from hrm.workload import uniform_workload
 from simulator.sweep import run_sweep
 from simulator.sweep_study import make_study
 
@@ -76,8 +76,8 @@ def map_policies() -> PolicyMap:
         model="mixtral-8x7b",
         overrides=None,
         schedules="best",
-        workload=load_workload(None, prompt_len=512, gen_len=32),
+        workload=uniform_workload(512, 32, num_requests=10_000),
         cost_model="paper",
         simulate=False,
     )
-    return PolicyMap(run_sweep(study, show_progress=False))
+    return PolicyMap(run_sweep(study, jobs=at_size(full=None, small=1), show_progress=False))

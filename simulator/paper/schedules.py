@@ -17,10 +17,12 @@ from hrm.policy import Policy
 from hrm.published.model import policy_of_row, scenario_for
 from hrm.published.rows import bundled_rows
 from hrm.published.systems import fitted_values
-from hrm.scenario import Scenario
+from hrm.rates import derive_rates
+from hrm.scenario import Scenario, measure_sizes
 from hrm.schedules import SCHEDULES
+from hrm.trivial import predict_policy
 from simulator.own_plans import same_policy
-from simulator.step_account import StepAccount, account_for_step, run_step
+from simulator.step_account import COPIES, StepAccount, account_for_step, run_step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,12 +55,15 @@ class ScheduledLayer:
     account : StepAccount
         Of the whole decode step.
     layers : int
+    fits : bool
+        Whether the policy, as this schedule runs it, keeps every memory limit of the machine.
     """
 
     schedule: str
     panel: Panel
     account: StepAccount
     layers: int
+    fits: bool
 
     @property
     def layer_s(self) -> float:
@@ -82,7 +87,10 @@ class ScheduledLayers(PaperFigure):
     entries: tuple[ScheduledLayer, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per schedule: seconds of a layer [ms], over CGOPipe's, of the busiest lane alone, and what is idle."""
+        """A row per schedule: a layer's time [ms], over the first schedule's, of its busiest lane alone, of its copies.
+
+        "bubble" is the share of the layer's time above that lane.
+        """
         import pandas as pd
 
         first = self.entries[0].layer_s
@@ -96,9 +104,10 @@ class ScheduledLayers(PaperFigure):
                     "layer [ms]": entry.layer_s * 1e3,
                     f"over {self.entries[0].schedule}": entry.layer_s / first,
                     "busiest lane alone [ms]": account.bound_s / entry.layers * 1e3,
-                    "idle share of it": account.bubble_s / seconds,
+                    "bubble": account.bubble_s / seconds,
                     "GPU busy": gpu,
-                    **{f"{name} [ms]": account.copies[name].seconds / entry.layers * 1e3 for name in ("D1", "D2", "D3", "D4")},
+                    **{f"{name} [ms]": account.copies[name].seconds / entry.layers * 1e3 for name in COPIES.values()},
+                    "fits": entry.fits,
                 }
             )
         return pd.DataFrame(found).set_index("schedule")
@@ -123,9 +132,11 @@ def simulate_schedules(scenario: Scenario, policy: Policy, names: tuple[str, ...
     InputError
         A schedule cannot run the policy.
     """
+    sizes, rates = measure_sizes(scenario), derive_rates(scenario.profile, scenario.formats)
     entries = []
     for name in names:
-        run = run_step(scenario, same_policy(SCHEDULES[name], policy, scenario), name)
+        own = same_policy(SCHEDULES[name], policy, scenario)
+        run = run_step(scenario, own, name)
         if run is None:
             raise InputError("one token is generated: there is no decode step", where="workload", way_out="two or more")
         entries.append(
@@ -134,6 +145,7 @@ def simulate_schedules(scenario: Scenario, policy: Policy, names: tuple[str, ...
                 panel=layer_panel(run.trace, run.first, title=WORDS.get(name, name), layers=1),
                 account=account_for_step(run),
                 layers=scenario.model.n_layers,
+                fits=all(use.fits for use in predict_policy(scenario, sizes, rates, own).memory.values()),
             )
         )
     return ScheduledLayers(scenario=scenario, policy=policy, entries=tuple(entries))
