@@ -1,6 +1,6 @@
 """Figure 7 and Tables 4 and 5: end-to-end runs of five systems, published beside predicted.
 
-The predictions use the constants as shipped, seven of which were fitted to these same rows (`hrm fit`); only Eq. 12 with
+The predictions use the constants as shipped, which were fitted to these same rows (`hrm fit`); only Eq. 12 with
 the authors' constants has nothing fitted. Cross-validated errors are what `hrm validate published` prints.
 """
 
@@ -15,7 +15,7 @@ from hrm.published.figures import SYSTEM_STYLES
 from hrm.published.model import policy_of_row
 from hrm.published.predictions import RowResult, Simulator, judge_rows
 from hrm.published.rows import Row, bundled_rows
-from hrm.published.settings import SYSTEMS
+from hrm.published.settings import find_setting
 from hrm.published.systems import fitted_values
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def figure_7_rows() -> tuple[Row, ...]:
     return tuple(
         row
         for row in bundled_rows()
-        if row.workload == "mtbench" and row.setting in FIGURE_7_SETTINGS and "Tab 5" not in row.source
+        if row.workload == "mtbench" and row.setting in FIGURE_7_SETTINGS and not row.source.startswith("Tab 5")
     )
 
 
@@ -106,19 +106,18 @@ class Throughputs(PaperFigure):
         return None
 
     def draw(self) -> Figure:
-        """A panel per setting: a bar per system and generation length as published, predictions marked on it."""
+        """A panel per setting: every run as published, beside it what is predicted; throughput is logarithmic."""
         from matplotlib.figure import Figure as NewFigure
         from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
 
-        settings = list(dict.fromkeys(result.row.setting for result in self.results))
+        settings = sorted({result.row.setting for result in self.results})
         figure = NewFigure(figsize=(10.2, 4.6), layout="constrained")
         for axes, setting in zip(figure.subplots(1, len(settings), squeeze=False)[0], settings, strict=True):
             _draw_setting(axes, [result for result in self.results if result.row.setting == setting])
         figure.supylabel("throughput, prefill and decode [token/s]", fontsize=10)
         handles: list[Any] = [
-            Patch(color=SYSTEM_STYLES[name][0], label=name)
-            for name in SYSTEM_STYLES
+            Line2D([], [], color=colour, marker=marker, markersize=8, linestyle="none", label=name)
+            for name, (colour, marker) in SYSTEM_STYLES.items()
             if any(result.row.system == name for result in self.results)
         ]
         handles.append(Line2D([], [], marker="D", linestyle="none", label="full model", **_hollow("D")))
@@ -133,26 +132,32 @@ def _hollow(marker: str) -> dict[str, Any]:
 
 
 def _draw_setting(axes: Any, results: Sequence[RowResult]) -> None:
-    """Groups by generation length; repeats of a point share a bar, which ends at the first, with a line to the other."""
+    """Groups by generation length; repeats of a point stand above each other, joined by a line."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     lengths = sorted({result.row.gen_len for result in results})
-    systems = [name for name in SYSTEM_STYLES if name in SYSTEMS]
-    width = 0.9 / len(systems)
+    systems = [name for name in SYSTEM_STYLES if any(result.row.system == name for result in results)]
+    width = 0.8 / len(systems)
     for group, length in enumerate(lengths):
         for place, system in enumerate(systems):
             rows = [each for each in results if (each.row.gen_len, each.row.system) == (length, system)]
             rates = [each.row.measured_tokens_per_s for each in rows if each.row.measured_tokens_per_s is not None]
-            if not rates:
-                continue
-            x = group + (place - (len(systems) - 1) / 2) * width
-            axes.bar([x], [rates[0]], width=0.92 * width, color=SYSTEM_STYLES[system][0])
-            if len(rates) > 1:
-                axes.plot([x, x], [min(rates), max(rates)], color="0.25", linewidth=2.5)
-            for key, marker in (("full", "D"), ("simulated", "x")):
-                value = rows[0].prediction.predicted.get(key)
-                if value is not None:
-                    axes.plot([x], [value], marker=marker, markersize=6, linestyle="none", zorder=3, **_hollow(marker))
+            x, (colour, marker) = group + (place - (len(systems) - 1) / 2) * width, SYSTEM_STYLES[system]
+            axes.plot([x] * len(rates), rates, color=colour, marker=marker, markersize=8, linewidth=2, alpha=0.9)
+            for each in rows[:1]:
+                for key, sign in (("full", "D"), ("simulated", "x")):
+                    value = each.prediction.predicted.get(key)
+                    if value is not None:
+                        at = x + 0.4 * width
+                        axes.plot([at], [value], marker=sign, markersize=5, linestyle="none", zorder=3, **_hollow(sign))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
     axes.set_xticks(range(len(lengths)), [f"{length} generated" for length in lengths])
-    axes.set_title(f"{results[0].row.setting}, {results[0].row.workload}", fontsize=10, loc="left")
+    axes.set_xlim(-0.6, len(lengths) - 0.4)
+    setting = find_setting(results[0].row)
+    axes.set_title(f"{setting.name}: {setting.model_name} on {setting.profile_name}", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.7)
     axes.set_axisbelow(True)

@@ -7,7 +7,7 @@ from hrm.paper.throughputs import Throughputs, compare_rows, figure_7_rows, tabl
 from hrm.published.predictions import Simulator
 from simulator.published import replay_row
 
-__all__ = ["mtbench_throughputs", "helm_throughputs", "policy_ablation"]
+__all__ = ["helm_throughputs", "mtbench_throughputs", "policy_ablation"]
 
 
 def mtbench_throughputs() -> Throughputs:
