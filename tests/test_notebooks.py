@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PICTURES = {"roofline_exploration": 4, "paper_figures": 6}
+WIDGETS = {"roofline_exploration": 1}
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -56,10 +58,14 @@ def test_notebook_holds_no_logic_only_imports_of_the_packages_and_calls(notebook
             assert nested == []
 
 
-def test_notebook_runs_and_every_result_is_a_picture_or_a_widget(notebook):
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_at_its_small_size_and_shows_its_pictures_and_widgets(path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     pytest.importorskip("ipywidgets")
+    monkeypatch.setenv("HRM_NOTEBOOK_SIZE", "small")
+    notebook = nbformat.read(path, as_version=4)
     done = nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     ).execute()
@@ -68,5 +74,5 @@ def test_notebook_runs_and_every_result_is_a_picture_or_a_widget(notebook):
         assert [output.output_type for output in cell.outputs if output.output_type in ("error", "stream")] == []
         for output in cell.outputs:
             kinds += [kind for kind in output.data if kind != "text/plain"]
-    assert kinds.count("image/png") == 4
-    assert kinds.count("application/vnd.jupyter.widget-view+json") == 1
+    assert kinds.count("image/png") == PICTURES[path.stem]
+    assert kinds.count("application/vnd.jupyter.widget-view+json") == WIDGETS.get(path.stem, 0)
