@@ -17,7 +17,7 @@ from simulator.sweep_table import SweepTable, table_columns
 from simulator.sweep_values import Axis, Point, grid_points
 from simulator.sweep_workers import available_cores, solve_points
 
-__all__ = ["ENOUGH", "first_reaching", "run_sweep"]
+__all__ = ["ENOUGH", "first_reaching", "run_sweep", "sweep_document"]
 
 ENOUGH: Final = 0.95
 """Share of the bound that counts as reaching it."""
@@ -60,7 +60,6 @@ def run_sweep(
     started = time.perf_counter()
     points = grid_points(study.axes)
     _check_some_point(study, points)
-    columns = table_columns(study)
     table = nullcontext() if output is None else SweepTable(output, study, overwrite=overwrite)
     with table as opened:
         done: dict[Point, list[Row]] = dict(opened.rows) if opened is not None else {}
@@ -84,9 +83,29 @@ def run_sweep(
         ordered = [row | dict(zip(names, point, strict=True)) for point in points for row in done[point]]
         if opened is not None:
             opened.finish(ordered)
+    return sweep_document(study, ordered, seconds=time.perf_counter() - started)
+
+
+def sweep_document(study: Study, solved: Sequence[Row], *, seconds: float) -> dict[str, Any]:
+    """The document of a sweep.
+
+    Parameters
+    ----------
+    study : Study
+    solved : sequence of Row
+        Of every point, in the order of the grid, with the values of its axes.
+    seconds : float
+        That it took [s].
+
+    Returns
+    -------
+    dict
+        As `run_sweep`.
+    """
+    columns = table_columns(study)
     rows = [
         {name: row.get(name) or "" if kind == "text" else row.get(name) for name, kind in columns.items()}
-        for row in ordered
+        for row in solved
     ]
     varied = [_varied(axis) for axis in study.axes]
     return {
@@ -96,7 +115,7 @@ def run_sweep(
         "first_at_95_percent_predicted": first_reaching(rows, varied, study.schedules, predicted=True),
         "inputs": _inputs(study),
         "notes": _notes(study),
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
     }
 
 

@@ -13,7 +13,7 @@ from hrm.notebook_size import SIZE_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PICTURES = {"plan_and_simulate": (5, 0), "roofline_exploration": (4, 1)}
+PICTURES = {"paper_figures": (6, 0), "plan_and_simulate": (5, 0), "roofline_exploration": (4, 1)}
 """Pictures and widgets that each shows."""
 
 
