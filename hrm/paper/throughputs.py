@@ -122,7 +122,9 @@ class Throughputs(PaperFigure):
         ]
         handles.append(Line2D([], [], marker="D", linestyle="none", label="full model", **_hollow("D")))
         if any("simulated" in result.prediction.predicted for result in self.results):
-            handles.append(Line2D([], [], marker="x", linestyle="none", label="simulated", **_hollow("x")))
+            handles.append(
+                Line2D([], [], marker="x", markersize=4, linestyle="none", label="simulated", **_hollow("x"))
+            )
         figure.legend(handles=handles, loc="outside upper center", ncols=7, frameon=False, fontsize=9)
         return figure
 
@@ -145,11 +147,13 @@ def _draw_setting(axes: Any, results: Sequence[RowResult]) -> None:
             x, (colour, marker) = group + (place - (len(systems) - 1) / 2) * width, SYSTEM_STYLES[system]
             axes.plot([x] * len(rates), rates, color=colour, marker=marker, markersize=8, linewidth=2, alpha=0.9)
             for each in rows[:1]:
-                for key, sign in (("full", "D"), ("simulated", "x")):
+                for key, sign, points in (("full", "D", 7), ("simulated", "x", 3.5)):
                     value = each.prediction.predicted.get(key)
                     if value is not None:
                         at = x + 0.4 * width
-                        axes.plot([at], [value], marker=sign, markersize=5, linestyle="none", zorder=3, **_hollow(sign))
+                        axes.plot(
+                            [at], [value], marker=sign, markersize=points, linestyle="none", zorder=3, **_hollow(sign)
+                        )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
