@@ -70,6 +70,7 @@ def test_notebook_runs_and_every_result_is_a_picture_a_widget_or_a_screen(path, 
     done = nbclient.NotebookClient(
         nbformat.read(path, as_version=4),
         timeout=300,
+        startup_timeout=300,  # on a busy machine a kernel takes minutes to start
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT)}},
     ).execute()
