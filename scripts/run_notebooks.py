@@ -57,6 +57,7 @@ def run_notebook(path: Path, output: Path | None) -> str | None:
     client = NotebookClient(
         notebook,
         timeout=None,
+        startup_timeout=300,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.resolve().parent)}},
         on_cell_start=tell,
