@@ -145,14 +145,14 @@ def _allowed(use: Mapping[str, float]) -> float:
 
 
 def _above(use: Mapping[str, float]) -> float:
-    """By what share of the plan a run took more than it and its reserve; 0 where it did not."""
+    """By what share of the plan, or of the reserve where all else of it is never made, a run took more than both."""
     over = use["taken_bytes"] - _allowed(use) - use["reserve_bytes"] - MEMORY_SLACK_BYTES
-    return max(0.0, over / _allowed(use))
+    return max(0.0, over / (_allowed(use) or use["reserve_bytes"] or MEMORY_SLACK_BYTES))
 
 
 def _below(use: Mapping[str, float]) -> float:
-    """By what share a run took less than planned."""
-    return max(0.0, 1.0 - use["taken_bytes"] / _allowed(use))
+    """By what share a run took less than planned; where nothing was to be taken it cannot."""
+    return max(0.0, 1.0 - use["taken_bytes"] / _allowed(use)) if _allowed(use) else 0.0
 
 
 def verdict_of(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -333,7 +333,8 @@ def _memory(document: Mapping[str, Any]) -> str:
                 cells += ["", "", ""]
                 continue
             plan = use["planned_bytes"] - use["not_made_bytes"]
-            cells += [f"{plan / mib:.1f}", f"{use['taken_bytes'] / mib:.1f}", f"{use['taken_bytes'] / plan:.3f}"]
+            share = f"{use['taken_bytes'] / plan:.3f}" if plan else ""
+            cells += [f"{plan / mib:.1f}", f"{use['taken_bytes'] / mib:.1f}", share]
         host = row["memory"].get("cpu", {"not_made_bytes": 0.0, "reserve_bytes": 0.0})
         rows.append([*cells, f"{host['not_made_bytes'] / mib:.0f}", f"{host['reserve_bytes'] / mib:.0f}"])
     return html_table(columns, rows)

@@ -140,6 +140,28 @@ def test_memory_is_within_five_percent_below_and_never_above() -> None:
     assert statuses(taken=100.1e6 + 2**20)[gpu] == "missed"
 
 
+def test_a_plan_all_of_whose_memory_is_buffers_that_were_never_made_is_held_to_its_reserve() -> None:
+    """Everything in GPU memory: of CPU memory the plan has staging buffers only, and nothing is staged."""
+
+    def memory(taken: float) -> dict[str, object]:
+        none = row(taken, planned=5e8, not_made=5e8, reserve=100e6)
+        bars = judge_bars(
+            scores(0.1, 20, 20),
+            {"share": 0.0},
+            [none],
+            noise={"layer_latency_s": 0.0, "throughput_tokens_per_s": 0.0},
+            repeats=5,
+            near=8,
+            alike=3,
+            seed=0,
+        )
+        return next(bar for bar in bars if bar["name"] == "memory of the plans, CPU")
+
+    assert memory(60e6)["status"] == "met"
+    above = memory(120e6 + 2**20)
+    assert (above["status"], above["value"]) == ("missed", pytest.approx(0.2))
+
+
 def document(**changes: object) -> dict[str, object]:
     found: dict[str, object] = {
         "same_machine": True,
