@@ -4,8 +4,9 @@ Data flows one way: profile + model + workload -> work -> search -> plan -> repo
 notebooks; each is imported when it is first used, so that `import hrm` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hrm.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from hrm.errors import HrmError, InfeasibleError, InputError
@@ -59,13 +60,4 @@ _MODULES = {
     "uniform_workload": "workload",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = import_lazily(__name__, _MODULES)

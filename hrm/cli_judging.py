@@ -9,15 +9,25 @@ import typer
 
 from hrm.cli_options import (
     ComputeDtype,
+    DeviceHere,
+    DeviceOfPlan,
+    DiskDirectory,
+    DocumentFile,
+    FirstLayers,
     GenerationLength,
+    HtmlPage,
     Json,
     KvDtype,
     MaxHours,
+    ModelDirectory,
     Overrides,
     Padded,
     PromptFile,
     PromptLength,
+    RandomWeights,
+    RebuildFrom,
     Requests,
+    ScheduleOfPlan,
     WeightsDtype,
     WorkloadName,
     check_hours,
@@ -46,7 +56,7 @@ def validate_published(
     kernels: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Kernel latencies; the published ones if not given.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    report: HtmlPage = None,
     max_median_error: Annotated[
         float, typer.Option(help="Exit 4 where the full model's median error is above this.")
     ] = 0.15,
@@ -80,12 +90,8 @@ def validate_published(
 @validate_app.command("layer")
 def validate_layer(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
-    ] = None,
+    device: DeviceHere = None,
+    schedule: ScheduleOfPlan = None,
     repeats: Annotated[int, typer.Option(help="Layers to measure, at least.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the random weights, KV cache and tokens.")] = 0,
     trace: Annotated[
@@ -138,40 +144,26 @@ def validate_run(
     plan_file: Annotated[
         Path | None, typer.Argument(metavar="[PLAN]", help="A plan saved by hrm plan -o; none with --from or --preset.")
     ] = None,
-    model_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
-    ] = False,
-    layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
+    model_dir: ModelDirectory = None,
+    random_weights: RandomWeights = False,
+    layers: FirstLayers = None,
     repeats: Annotated[
         int | None, typer.Option(help="Timed runs of every policy, in turns of random order; default: 5.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="reviewers-s1 or colab-t4: plans of its own, on a GPU.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
-    ] = None,
-    disk_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where what a plan has on disk lies; default: /tmp.")
-    ] = None,
+    device: DeviceOfPlan = None,
+    schedule: ScheduleOfPlan = None,
+    disk_dir: DiskDirectory = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where predictions and raw spans go; default: beside the plan, -validation."),
     ] = None,
-    rebuild_from: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Measure nothing: the report again from its records.")
-    ] = None,
+    rebuild_from: RebuildFrom = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure nothing: policies, predictions, how long it would take.")
     ] = False,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")
-    ] = None,
+    report: HtmlPage = None,
+    output: DocumentFile = None,
     seed: Annotated[int, typer.Option(help="Of policies, order, random weights and prompts.")] = 0,
     json_: Json = False,
 ) -> None:
@@ -218,12 +210,8 @@ def validate_memory(
     model: Annotated[
         str | None, typer.Option(help="As of hrm plan; default: that of --model-dir.", autocompletion=complete_model)
     ] = None,
-    model_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
-    ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
-    ] = False,
+    model_dir: ModelDirectory = None,
+    random_weights: RandomWeights = False,
     layers: Annotated[int | None, typer.Option(metavar="K", help="Plan and run only the first K layers.")] = None,
     caps: Annotated[
         str | None, typer.Option(metavar="SIZES", help="CPU memory of the process, with commas: 1GiB,1.5GiB,...")
@@ -244,27 +232,19 @@ def validate_memory(
     repeats: Annotated[
         int | None, typer.Option(help="Runs of each schedule under each cap, in random order; default: 3.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
-    ] = None,
-    disk_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where what a plan has on disk lies; default: /tmp.")
-    ] = None,
+    device: DeviceHere = None,
+    disk_dir: DiskDirectory = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where plans, predictions and raw spans go; default: memory-validation."),
     ] = None,
-    rebuild_from: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Measure nothing: the report again from its records.")
-    ] = None,
+    rebuild_from: RebuildFrom = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure nothing: plans, predictions, how long it would take.")
     ] = False,
-    report: Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")] = None,
+    report: HtmlPage = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figure: a PNG or SVG file.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")
-    ] = None,
+    output: DocumentFile = None,
     seed: Annotated[int, typer.Option(help="Of the order, random weights and prompts.")] = 0,
     set_: Overrides = None,
     json_: Json = False,

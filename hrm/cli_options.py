@@ -23,10 +23,16 @@ __all__ = [
     "Contention",
     "Costs",
     "DenseWeightsPin",
+    "DeviceHere",
+    "DeviceOfPlan",
+    "DiskDirectory",
+    "DocumentFile",
     "EmbeddingPin",
     "FfnPin",
+    "FirstLayers",
     "GenerationLength",
     "Hardware",
+    "HtmlPage",
     "Json",
     "KvDtype",
     "KvOnDiskPin",
@@ -35,6 +41,7 @@ __all__ = [
     "MaxHours",
     "MicroBatchPin",
     "Model",
+    "ModelDirectory",
     "NumMicroBatchesPin",
     "Overrides",
     "Padded",
@@ -43,9 +50,12 @@ __all__ = [
     "PrefillMicroBatchPin",
     "PromptFile",
     "PromptLength",
+    "RandomWeights",
+    "RebuildFrom",
     "Requests",
     "Residence",
     "RooflineOperator",
+    "ScheduleOfPlan",
     "Slots",
     "WeightSlotsPin",
     "WeightsDtype",
@@ -124,6 +134,26 @@ Model = Annotated[
         "--model", help="A config.json, a model folder, or a bundled name (hrm models).", autocompletion=complete_model
     ),
 ]
+ModelDirectory = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
+]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
+]
+FirstLayers = Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")]
+DeviceOfPlan = Annotated[
+    str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
+]
+DeviceHere = Annotated[str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")]
+ScheduleOfPlan = Annotated[str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")]
+DiskDirectory = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where what a plan has on disk lies; default: /tmp.")
+]
+RebuildFrom = Annotated[
+    Path | None, typer.Option("--from", metavar="DIR", help="Measure nothing: the report again from its records.")
+]
+HtmlPage = Annotated[Path | None, typer.Option(metavar="HTML", help="Write one self-contained page.")]
+DocumentFile = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON document.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the screen.")]
 Overrides = Annotated[
     list[str] | None,

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from hrm.cli_options import Contention, Json
+from hrm.cli_options import (
+    Contention,
+    DeviceHere,
+    DeviceOfPlan,
+    DiskDirectory,
+    FirstLayers,
+    Json,
+    ModelDirectory,
+    RandomWeights,
+    ScheduleOfPlan,
+)
 from hrm.errors import InputError
 from hrm.terminal import Progress, print_json, print_screen, say
 
@@ -22,9 +32,7 @@ validate_app = typer.Typer(
 
 def simulate_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o.")],
-    schedule: Annotated[
-        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
-    ] = None,
+    schedule: ScheduleOfPlan = None,
     layers: Annotated[int | None, typer.Option(metavar="K", help="Replay only the first K layers.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Whole decode steps in trace and plot; default: 1, two layers of it in the plot.")
@@ -85,9 +93,7 @@ def run_plan(
     plan_file: Annotated[
         Path | None, typer.Argument(metavar="PLAN", help="A plan saved by hrm plan -o; or --hw, to make one.")
     ] = None,
-    model_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json and safetensors.")
-    ] = None,
+    model_dir: ModelDirectory = None,
     input_: Annotated[
         Path | None, typer.Option("--input", metavar="FILE", help="Run a job: JSONL of prompts, results in --output.")
     ] = None,
@@ -99,23 +105,15 @@ def run_plan(
     hw: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a job without PLAN: auto is this machine, or a profile.")
     ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Run without a checkpoint: weights of the real shapes.")
-    ] = False,
-    layers: Annotated[int | None, typer.Option(metavar="K", help="Run only the first K layers.")] = None,
+    random_weights: RandomWeights = False,
+    layers: FirstLayers = None,
     prompt_ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSONL of token ids; default: random, as long as planned.")
     ] = None,
     requests: Annotated[int | None, typer.Option(help="How many; default: one batch, or all of --prompt-ids.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what fits the plan.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="One that the plan can run under; default: the plan's own.")
-    ] = None,
-    disk_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where what the plan has on disk lies; default: /tmp.")
-    ] = None,
+    device: DeviceOfPlan = None,
+    schedule: ScheduleOfPlan = None,
+    disk_dir: DiskDirectory = None,
     pace_links: Annotated[
         bool, typer.Option("--pace-links", help="Emulated: copies take as long as the plan's links would.")
     ] = False,
@@ -216,9 +214,7 @@ def calibrate_machine(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the profile there too, YAML.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: 40 s at most.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, or cpu: the accelerator emulated; default: what there is.")
-    ] = None,
+    device: DeviceHere = None,
     disk_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder whose disk is measured; default: /tmp.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,14 @@ WIDTH = 118
 HTML = "<pre style=\"font-family:Menlo,'DejaVu Sans Mono',monospace;font-size:12px;line-height:1.3\">{code}</pre>"
 
 
-class Shown:
+class Shown(ABC):
     """A result with its own screen: `print`, `rich.print` and a notebook's cell show it, `repr` its first line."""
 
     __slots__ = ()
 
+    @abstractmethod
     def print_to(self, console: Console) -> None:
         """Print the result on a console of rich."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self._text(WIDTH)

@@ -5,8 +5,9 @@ It may import `hrm` and is the only package that may import torch (`pip install 
 The names below are imported when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hrm.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from runtime.checkpoint import open_checkpoint
@@ -38,13 +39,4 @@ _MODULES = {
     "run_saved_plan": "run_command",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = import_lazily(__name__, _MODULES)

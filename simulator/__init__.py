@@ -9,8 +9,9 @@ It imports `hrm`, never `runtime` and never torch.
 The names below are imported when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hrm.lazy_names import import_lazily
 
 if TYPE_CHECKING:
     from simulator.compare import Comparison, compare_schedules
@@ -41,13 +42,4 @@ _MODULES = {
     "sweep_plans": "plan_sweep",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = import_lazily(__name__, _MODULES)

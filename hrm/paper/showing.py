@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +13,18 @@ if TYPE_CHECKING:
 __all__ = ["PaperFigure"]
 
 
-class PaperFigure:
+class PaperFigure(ABC):
     """A figure that a notebook shows as a picture; what it is made of is `to_frame()`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def draw(self) -> Figure:
         """The figure."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_frame(self) -> pd.DataFrame:
         """The numbers in it."""
-        raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
         """Write the figure as PNG or SVG, by the ending of the path.
