@@ -32,7 +32,7 @@ LANDING_LAYERS = 2
 EXPERT_VISITS = 1024
 """Visits of an expert that are computed at a time on the CPU."""
 
-WIDENED_VALUES = 2.0**22
+WIDENED_VALUES = 2.0**20
 """Values of an expert in fp16 that are in float32 at a time."""
 
 ROWS_SIDE_BY_SIDE = 1024

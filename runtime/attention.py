@@ -7,7 +7,7 @@ side by side and runs on all GPUs since Maxwell (T4 included); where it fails it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, product
 
 import torch
 import torch.nn.functional as F
@@ -54,16 +54,21 @@ def attend_prompts(
 def _attend_alike(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, window: int | None) -> Tensor:
     """Prompts of one length: queries [n * length, H, d], and as much.
 
-    What a CPU does not multiply in its dtype is widened, some prompts at a time, so that the copies stay small.
+    What a CPU does not multiply in its dtype is widened, some prompts, or some heads of one, at a time: the copies stay
+    small.
     """
-    if not _on_gpu(q) and q.dtype != product_dtype(q.dtype):
-        tokens = max(1, WIDE_VALUES // (length * q[0].numel())) * length
-        parts = [
-            _attend_rows(a.float(), b.float(), c.float(), length, scale, window).to(q.dtype)
-            for a, b, c in zip(*(torch.split(side, tokens) for side in (q, k, v)), strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    return _attend_rows(q, k, v, length, scale, window)
+    if _on_gpu(q) or q.dtype == product_dtype(q.dtype):
+        return _attend_rows(q, k, v, length, scale, window)
+    out, groups, shared = torch.empty_like(q), k.shape[1], q.shape[1] // k.shape[1]
+    of_a_prompt = length * q[0].numel()
+    tokens = max(1, WIDE_VALUES // of_a_prompt) * length
+    count = min(groups, max(1, groups * WIDE_VALUES // of_a_prompt))
+    for start, first in product(range(0, len(q), tokens), range(0, groups, count)):
+        rows, kv = slice(start, start + tokens), slice(first, first + count)
+        heads = slice(first * shared, (first + count) * shared)
+        wide_q, wide_k, wide_v = q[rows, heads].float(), k[rows, kv].float(), v[rows, kv].float()
+        out[rows, heads] = _attend_rows(wide_q, wide_k, wide_v, length, scale, window)
+    return out
 
 
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, length: int, scale: float, window: int | None) -> Tensor:

@@ -9,6 +9,7 @@ processors that multiply it; elsewhere matrix products of torch are faster.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def apply_experts(
         if starts[expert + 1] - starts[expert] > most:
             many[expert].append(rows)
     if few and library is not None:
-        _stream(library, x, few, routing, out, threads)
+        stream = _stream if len(x) <= MANY_TOKENS else _stream_some
+        stream(library, x, few, routing, out, threads)
     for expert, pieces in many.items():
         for start in range(starts[expert], starts[expert + 1], VISITS_AT_A_TIME):
             here = slice(start, min(start + VISITS_AT_A_TIME, starts[expert + 1]))
@@ -163,6 +165,44 @@ def _stream(
     )
 
 
+def _stream_some(
+    library: ctypes.CDLL,
+    x: Tensor,
+    segments: Sequence[tuple[int, Tensor]],
+    routing: Routing,
+    out: Tensor,
+    threads: int,
+) -> None:
+    """The same among many tokens: some experts at a time, with the tokens that visit them.
+
+    The kernel keeps a float32 copy and sums of all tokens that it is given, for each thread.
+    """
+    starts = routing.starts
+    batches: list[list[tuple[int, Tensor]]] = [[]]
+    visits, last = 0, -1
+    for expert, rows in sorted(segments, key=lambda segment: segment[0]):
+        if expert != last:
+            last, count = expert, starts[expert + 1] - starts[expert]
+            if visits + count > MANY_TOKENS and batches[-1]:
+                batches.append([])
+                visits = 0
+            visits += count
+        batches[-1].append((expert, rows))
+    for batch in batches:
+        experts = list(dict.fromkeys(expert for expert, _ in batch))
+        parts = [slice(starts[expert], starts[expert + 1]) for expert in experts]
+        tokens, order = torch.unique(torch.cat([routing.order[part] for part in parts]), return_inverse=True)
+        own = Routing(
+            order=order,
+            starts=list(itertools.accumulate((part.stop - part.start for part in parts), initial=0)),
+            weights=torch.cat([routing.weights[part] for part in parts]),
+        )
+        answer = torch.zeros(len(tokens), x.shape[1])
+        renumbered = [(experts.index(expert), rows) for expert, rows in batch]
+        _stream(library, x[tokens], renumbered, own, answer, threads)
+        out.index_add_(0, tokens, answer)
+
+
 def _group(
     library: ctypes.CDLL,
     x: Tensor,
@@ -198,18 +238,19 @@ def _multiply(x: Tensor, pieces: Sequence[Tensor], tokens: Tensor, weights: Tens
     rows = max(1, WIDE_VALUES // (3 * hidden))
     own = scratch_for("own", count, hidden, dtype)
     own.copy_(x[tokens]) if x.dtype != dtype else torch.index_select(x, 0, tokens, out=own)
-    answer: Tensor | None = None
+    answer = scratch_for("answer", count, hidden).zero_()
     for piece in pieces:
         for part in (piece,) if piece.dtype == dtype else torch.split(piece, rows):
             wide = part  # [n, 3, h]
             if part.dtype != dtype:
-                wide = scratch_for("wide", len(part), 3 * hidden).copy_(part.view(len(part), -1)).view(part.shape)
+                wide = scratch_for("block", len(part), 3 * hidden).copy_(part.view(len(part), -1)).view(part.shape)
             inner, up = (scratch_for(name, count, len(wide), dtype) for name in ("inner", "up"))
             torch.mm(own, wide[:, 0].t(), out=inner)
             torch.mm(own, wide[:, 1].t(), out=up)
             torch.nn.functional.silu(inner, inplace=True)
             inner *= up  # [v, n]
-            found = torch.mm(inner, wide[:, 2], out=scratch_for("found", count, hidden, dtype))
-            answer = found.to(torch.float32, copy=True) if answer is None else answer.add_(found)
-    assert answer is not None
+            if dtype == torch.float32:
+                answer.addmm_(inner, wide[:, 2])
+            else:
+                answer.add_(torch.mm(inner, wide[:, 2], out=scratch_for("found", count, hidden, dtype)))
     out.index_add_(0, tokens, answer.mul_(weights.unsqueeze(1)))

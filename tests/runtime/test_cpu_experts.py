@@ -131,6 +131,16 @@ def test_many_tokens_go_side_by_side_sooner(way: str) -> None:
     check(600, 64, [(0, 20), (1, 30)], visits, (torch.bfloat16, torch.bfloat16))
 
 
+def test_among_many_tokens_experts_of_few_visits_are_streamed_some_at_a_time(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts 0 and 3, in two pieces, make a batch; 1 has more visits than a batch is to have; 2 has none."""
+    monkeypatch.setattr(cpu_experts, "MANY_TOKENS", 6)
+    visits = [[0, 2, 8], list(range(8)), [], [8, 1, 2]]
+    for dtype in DTYPES:
+        check(9, 64, [(3, 40), (1, 17), (0, 5), (3, 20), (2, 30)], visits, (dtype, dtype))
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tokens=st.integers(1, 40),

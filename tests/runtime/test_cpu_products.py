@@ -76,8 +76,10 @@ def test_experts_in_bf16_are_multiplied_in_float32_too(monkeypatch: pytest.Monke
     assert (out.double() - wanted).abs().max() <= 1e-5 * wanted.abs().max(), "bf16 inside would be off by 1e-2"
 
 
-@pytest.mark.parametrize("values", [1, 2 * 5 * 4 * 8, 1 << 22])
-def test_prompts_in_bf16_are_widened_a_few_at_a_time(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("values", [1, 5 * 2 * 8, 2 * 5 * 4 * 8, 1 << 22])
+def test_prompts_in_bf16_are_widened_a_few_or_some_heads_of_one_at_a_time(
+    values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_products, "multiplies_bf16", lambda: False)
     monkeypatch.setattr(attention, "WIDE_VALUES", values)
     generator = torch.Generator().manual_seed(1)

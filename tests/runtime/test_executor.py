@@ -189,6 +189,7 @@ def test_an_interrupt_ends_every_lane_after_the_task_it_is_in() -> None:
         begun.wait(20.0)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     sender = threading.Thread(target=interrupt)
     sender.start()
     try:
@@ -196,6 +197,7 @@ def test_an_interrupt_ends_every_lane_after_the_task_it_is_in() -> None:
             execute(graph_of((GPU, ()), (UP, ()), *[(GPU, (0,))] * 200), run, HERE)
     finally:
         sender.join()
+        signal.signal(signal.SIGINT, before)
     assert not lanes_left()
     assert len(ran) < 100
 

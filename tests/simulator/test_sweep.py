@@ -334,9 +334,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hrm", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the background
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hrm", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_for_rows(path: Path, process: subprocess.Popen[str], least: int) -> None:
